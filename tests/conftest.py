@@ -1,0 +1,179 @@
+"""Which server the tests run on, and a fresh database for each test.
+
+HEADWATER_TEST_SERVER chooses: `embedded` (the default: the wheel's PostgreSQL), `system` (one found on this
+machine), or the DSN of a superuser on a server that is already running.
+
+One template database is prepared per run; `dsn` clones it for each test, which is much cheaper than
+installing the catalog each time. Databases of one server share roles, replication slots and settings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+import headwater
+from headwater.embedded import Installation, Server, find_installations
+
+TEST_SERVER = os.environ.get("HEADWATER_TEST_SERVER") or "embedded"
+TEST_SETTINGS = {
+    "max_connections": "200",
+    "max_prepared_transactions": "10",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+    "wal_level": "logical",
+    # Checkpoints are forced by every clone; their log lines would bury the ones that matter.
+    "log_checkpoints": "off",
+}
+_database_numbers = itertools.count(1)
+
+# A database per test is fine for an example too: properties make their own tables or clean up after each.
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.register_profile("dev", settings.get_profile("ci"), max_examples=100)
+settings.register_profile("soak", settings.get_profile("ci"), max_examples=5000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "ci")
+
+
+def pytest_report_header() -> str:
+    """Say which server is tested; a DSN is not shown, for it may hold a password."""
+    if TEST_SERVER not in ("embedded", "system"):
+        return "server: as given by HEADWATER_TEST_SERVER"
+    return f"server: {_installation_under_test() or f'no {TEST_SERVER} PostgreSQL found'}"
+
+
+@pytest.fixture(scope="session")
+def installation() -> Installation:
+    """The programs of the server under test; with a given DSN, those that would start a private one."""
+    found = _installation_under_test()
+    if found is None:
+        pytest.exit(f"HEADWATER_TEST_SERVER={TEST_SERVER}: no such PostgreSQL was found here", returncode=2)
+    return found
+
+
+@pytest.fixture(scope="session")
+def server(installation: Installation) -> Iterator[Server]:
+    """The private server of this run. Tests that stop or crash a server start their own."""
+    if TEST_SERVER not in ("embedded", "system"):
+        pytest.skip("the server was given by its DSN and is not ours")
+    with Server.start(
+        installation=installation, fsync=False, settings=TEST_SETTINGS, scratch_parent=_memory_directory()
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def admin_dsn(request: pytest.FixtureRequest) -> str:
+    """A superuser's DSN of the server's own database."""
+    if TEST_SERVER not in ("embedded", "system"):
+        return TEST_SERVER
+    running: Server = request.getfixturevalue("server")
+    return running.dsn()
+
+
+@pytest.fixture(scope="session")
+def admin(admin_dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(admin_dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def template_dsn(admin_dsn: str, admin: psycopg.Connection) -> Iterator[str]:
+    """The prepared database that `dsn` clones; nothing may stay connected to it."""
+    name = _new_database_name()
+    admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+    try:
+        template = make_conninfo(admin_dsn, dbname=name)
+        prepare_template(template)
+        yield template
+    finally:
+        _drop_database(admin, name)
+
+
+@pytest.fixture
+def empty_dsn(admin_dsn: str, admin: psycopg.Connection) -> Iterator[str]:
+    """A fresh database without the catalog: what an installation starts from."""
+    yield from _clone(admin_dsn, admin, "template0")
+
+
+@pytest.fixture
+def dsn(admin_dsn: str, admin: psycopg.Connection, template_dsn: str) -> Iterator[str]:
+    """A fresh database with the catalog installed."""
+    yield from _clone(admin_dsn, admin, psycopg.conninfo.conninfo_to_dict(template_dsn)["dbname"])
+
+
+@pytest.fixture
+def conn(dsn: str) -> Iterator[psycopg.Connection]:
+    """An autocommit connection to the test's database."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+def prepare_template(dsn: str) -> None:
+    """Install the catalog."""
+    connect = getattr(headwater, "connect", None)
+    if connect is not None:
+        connect(dsn).init()
+
+
+def _memory_directory() -> Path | None:
+    """A roomy memory file system, where a clone takes a sixth of the time, or None."""
+    shared = Path("/dev/shm")
+    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 4 << 30:
+        return shared
+    return None
+
+
+def _installation_under_test() -> Installation | None:
+    found = find_installations()
+    if TEST_SERVER == "system":
+        return next((each for each in found if each.origin != "wheel"), None)
+    return found[0] if found else None
+
+
+def _clone(admin_dsn: str, admin: psycopg.Connection, template: object) -> Iterator[str]:
+    name = _new_database_name()
+    statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
+    admin.execute(statement.format(sql.Identifier(name), sql.Identifier(str(template))))
+    try:
+        yield make_conninfo(admin_dsn, dbname=name)
+    finally:
+        _drop_database(admin, name)
+
+
+def _new_database_name() -> str:
+    return f"headwater_test_{os.getpid()}_{next(_database_numbers)}"
+
+
+def _drop_database(admin: psycopg.Connection, name: str) -> None:
+    """Drop also what a failed test left behind that would forbid it: slots and prepared transactions."""
+    admin.execute(
+        "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots"
+        " WHERE database = %s AND active_pid IS NOT NULL",
+        [name],
+    )
+    admin.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", [name]
+    )
+    prepared = admin.execute("SELECT gid FROM pg_prepared_xacts WHERE database = %s", [name]).fetchall()
+    if prepared:
+        inside_dsn = make_conninfo(admin.info.dsn, password=admin.info.password, dbname=name)
+        with psycopg.connect(inside_dsn, autocommit=True) as inside:
+            for (gid,) in prepared:
+                inside.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+    admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
