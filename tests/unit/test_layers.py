@@ -1,0 +1,182 @@
+"""Imports go down only, also those inside functions and under TYPE_CHECKING."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Lowest first. A name is a module or package directly under headwater. It may import itself and the layers
+# below, not its neighbours in the same layer.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "clock", "version"),
+    ("config", "embedded"),
+    ("db",),
+    ("catalog", "plan", "nodes"),
+    ("capture",),
+    ("engine", "apply"),
+    ("history",),
+    ("refresh",),
+    ("verify", "explain"),
+    ("lifecycle",),
+    ("api",),
+    ("__init__",),
+    ("demo", "bench", "web", "orchestrate"),
+    ("cli",),
+    ("__main__",),
+)
+
+# What plan/ must not reach: it is pure, so that a plan can be built and printed without a server.
+IMPURE = frozenset(
+    "asyncio ctypes glob http io logging multiprocessing os pathlib psycopg psycopg_pool random"
+    " select selectors shutil signal socket socketserver sqlite3 ssl subprocess sys tempfile threading"
+    " time urllib".split()
+)
+
+# Packages that only one part may import, by the prefix of the importing module.
+CONFINED = {"pyspark": "headwater.engine.spark", "py4j": "headwater.engine.spark"}
+
+SOURCE = Path(__file__).parents[2] / "src" / "headwater"
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def violations(module: str, source: str, *, is_package: bool = False) -> Iterator[str]:
+    """One sentence for each import of `module` (a dotted name) that breaks a rule."""
+    layer = layer_of(module)
+    if layer not in RANK:
+        yield f"{module}: no layer names {layer!r}; add it to LAYERS in tests/unit/test_layers.py"
+        return
+    for imported, line in imports(module, source, is_package=is_package):
+        root = imported.partition(".")[0]
+        reason = ""
+        if root == "headwater":
+            reason = upward(layer, layer_of(imported))
+        elif layer == "plan" and root in IMPURE:
+            reason = "plan is pure: no connection, no I/O"
+        elif root in CONFINED and not f"{module}.".startswith(f"{CONFINED[root]}."):
+            reason = f"only {CONFINED[root]} may import {root}"
+        if reason:
+            yield f"{module}:{line} imports {imported}: {reason}"
+
+
+def upward(layer: str, target: str) -> str:
+    """Why `layer` may not import `target`, or nothing."""
+    if target == layer:
+        return ""
+    if target not in RANK:
+        return f"no layer names {target!r}"
+    if RANK[target] == RANK[layer]:
+        return f"{layer} and {target} are neighbours in one layer"
+    if RANK[target] > RANK[layer]:
+        return f"{target} lies above {layer}"
+    return ""
+
+
+def layer_of(module: str) -> str:
+    """headwater.plan.parse → plan; headwater → __init__"""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imports(module: str, source: str, *, is_package: bool) -> Iterator[tuple[str, int]]:
+    """Every imported module with its line; `from headwater import x` counts as headwater.x."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                package = parts[: len(parts) - node.level + is_package]
+                base = ".".join([*package, base] if base else package)
+            if base != "headwater":
+                yield base, node.lineno
+                continue
+            for alias in node.names:
+                is_module = (
+                    alias.name in RANK
+                    or (SOURCE / alias.name).exists()
+                    or (SOURCE / f"{alias.name}.py").exists()
+                )
+                yield f"headwater.{alias.name}" if is_module else "headwater", node.lineno
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def test_imports_go_down_only() -> None:
+    found = [
+        violation
+        for module, path in modules()
+        for violation in violations(module, path.read_text(), is_package=path.name == "__init__.py")
+    ]
+    assert not found, "layers are broken:\n  " + "\n  ".join(found)
+
+
+def test_modules_are_found() -> None:
+    assert "headwater.errors" in dict(modules())
+
+
+def test_a_name_has_one_layer() -> None:
+    names = [name for layer in LAYERS for name in layer]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("headwater.db.pool", "from headwater.errors import HeadwaterError"),
+        (
+            "headwater.db.pool",
+            "from headwater.db import queries\nfrom . import queries\nfrom .queries import q",
+        ),
+        (
+            "headwater.plan.parse",
+            "import dataclasses\nimport sqlglot\nfrom headwater.errors import InvalidQuery",
+        ),
+        ("headwater.engine.spark.session", "import pyspark.sql\nfrom py4j import java_gateway"),
+        ("headwater", "from headwater.api import connect\nfrom headwater import errors"),
+        ("headwater.cli", "from headwater import connect"),
+        ("headwater.__main__", "from headwater.cli import main"),
+    ],
+)
+def test_synthetic_source_that_is_allowed(module: str, source: str) -> None:
+    assert list(violations(module, source)) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "reason"),
+    [
+        ("headwater.errors", "import headwater.config", "config lies above errors"),
+        ("headwater.errors", "def f():\n    from headwater.db import pool", "errors:2 imports headwater.db"),
+        ("headwater.db.pool", "from headwater import api", "api lies above db"),
+        ("headwater.db.pool", "from headwater import connect", "__init__ lies above db"),
+        ("headwater.db.pool", "from ..catalog import graph", "catalog lies above db"),
+        ("headwater.db.pool", "from .. import catalog", "catalog lies above db"),
+        ("headwater.engine.base", "from headwater.apply import merge", "neighbours in one layer"),
+        ("headwater", "from headwater.cli import main", "cli lies above __init__"),
+        ("headwater.cli", "import headwater.unheard_of", "no layer names 'unheard_of'"),
+        ("headwater.unheard_of", "", "no layer names 'unheard_of'"),
+        ("headwater.plan.parse", "import psycopg.sql", "plan is pure"),
+        ("headwater.plan.parse", "if True:\n    from os import path", "plan is pure"),
+        ("headwater.engine.postgres", "import pyspark", "only headwater.engine.spark may import pyspark"),
+        ("headwater.engine.sparkling", "from pyspark import sql", "only headwater.engine.spark"),
+        ("headwater.bench", "def f():\n    import pyspark.sql", "only headwater.engine.spark"),
+    ],
+)
+def test_synthetic_source_that_breaks_a_rule(module: str, source: str, reason: str) -> None:
+    [violation] = violations(module, source)
+    assert reason in violation
+    assert violation.startswith(module)
+
+
+def test_relative_import_in_a_package_counts_from_the_package() -> None:
+    assert list(violations("headwater.db", "from .pool import Pool", is_package=True)) == []
+    [violation] = violations("headwater.db", "from ..api import connect", is_package=True)
+    assert "api lies above db" in violation
