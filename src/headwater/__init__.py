@@ -1,0 +1,29 @@
+"""Headwater keeps tables fresh: stream tables for any PostgreSQL.
+
+>>> import headwater                                                   # doctest: +SKIP
+>>> hw = headwater.connect("postgresql://localhost/shop")              # doctest: +SKIP
+>>> hw.create("revenue", "SELECT region, sum(amount) FROM sales GROUP BY region")  # doctest: +SKIP
+>>> hw.refresh("revenue")                                              # doctest: +SKIP
+"""
+
+from headwater.api import Headwater, connect
+from headwater.catalog import StreamTable
+from headwater.config import Setting
+from headwater.errors import HeadwaterError
+from headwater.explain import Explanation
+from headwater.history import HistoryEntry, Outcome
+from headwater.monitor import StreamTableStatus
+from headwater.verify import Verification
+
+__all__ = [
+    "Explanation",
+    "Headwater",
+    "HeadwaterError",
+    "HistoryEntry",
+    "Outcome",
+    "Setting",
+    "StreamTable",
+    "StreamTableStatus",
+    "Verification",
+    "connect",
+]

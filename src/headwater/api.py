@@ -1,0 +1,197 @@
+"""The Python interface: `headwater.connect(dsn)` and the verbs of the command line as methods."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import Mapping
+from types import TracebackType
+
+from headwater import catalog, config, history
+from headwater.catalog import EngineName, Mode, StreamTable
+from headwater.config import Setting, Settings
+from headwater.db import install, privileges
+from headwater.db.connection import Connection
+from headwater.db.connection import connect as open_connection
+from headwater.db.privileges import Check
+from headwater.definition import DefinitionReader
+from headwater.errors import AlreadyExists
+from headwater.explain import Explanation, explain
+from headwater.history import HistoryEntry, Outcome
+from headwater.lifecycle import Lifecycle, Options
+from headwater.monitor import StreamTableStatus, statuses
+from headwater.refresh import Refresher, Request
+from headwater.verify import Verification, verify
+
+
+class Headwater:
+    """A connection to one database with Headwater's verbs. Not for use by several threads at once."""
+
+    def __init__(self, dsn: str, overrides: Mapping[str, str] | None = None) -> None:
+        self._connection = open_connection(dsn)
+        self._overrides = dict(overrides or {})
+        self._reader = DefinitionReader(self._connection)
+
+    def __enter__(self) -> Headwater:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @property
+    def connection(self) -> Connection:
+        """The connection itself, in autocommit; its search_path is empty."""
+        return self._connection
+
+    # the catalog
+
+    def init(self) -> bool:
+        """Installs the catalog; False if it was there already."""
+        return install.install(self._connection)
+
+    def check(self) -> builtins.list[Check]:
+        """Every privilege that Headwater needs here, and whether this role has it."""
+        return privileges.check(self._connection)
+
+    def migrate(self) -> builtins.list[int]:
+        """Brings an older catalog up to date; the versions that were applied."""
+        return install.migrate(self._connection)
+
+    def settings(self) -> builtins.list[Setting]:
+        """Every setting with its value and where it came from."""
+        install.require_current(self._connection)
+        return self._resolved()[1]
+
+    def set(self, name: str, value: str) -> None:
+        """Stores a setting in the database."""
+        install.require_current(self._connection)
+        config.checked(name, value)
+        self._connection.execute(
+            "INSERT INTO headwater.setting (name, value) VALUES (%s, %s)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value, changed_at = clock_timestamp(),"
+            " changed_by = current_user",
+            (name.removeprefix(config.PREFIX), value),
+        )
+
+    # stream tables
+
+    def create(
+        self,
+        name: str,
+        query: str,
+        *,
+        schedule: str | None = None,
+        mode: Mode = "auto",
+        engine: EngineName = "auto",
+        if_not_exists: bool = False,
+    ) -> StreamTable:
+        """Creates a stream table from a query and loads it."""
+        lifecycle = self._lifecycle()
+        try:
+            return lifecycle.create(name, query, Options(mode=mode, engine=engine, schedule=schedule))
+        except AlreadyExists:
+            if not if_not_exists:
+                raise
+            return catalog.find(self._connection, name)
+
+    def alter(
+        self,
+        name: str,
+        *,
+        mode: Mode | None = None,
+        engine: EngineName | None = None,
+        schedule: str | None = None,
+        unscheduled: bool = False,
+    ) -> StreamTable:
+        """Changes the options that are given."""
+        lifecycle = self._lifecycle()
+        return lifecycle.alter(
+            catalog.find(self._connection, name),
+            mode=mode,
+            engine=engine,
+            schedule=schedule,
+            unscheduled=unscheduled,
+        )
+
+    def drop(self, name: str, *, cascade: bool = False) -> builtins.list[str]:
+        """Drops a stream table; the names of all that went."""
+        lifecycle = self._lifecycle()
+        return lifecycle.drop(catalog.find(self._connection, name), cascade=cascade)
+
+    def refresh(
+        self, name: str, *, full: bool = False, engine: EngineName | None = None
+    ) -> builtins.list[Outcome]:
+        """Refreshes a stream table and those it reads; the last outcome is its own."""
+        refresher = self._refresher()
+        stream_table = catalog.find(self._connection, name)
+        return refresher.refresh(stream_table.id, Request(full=full, engine=engine))
+
+    def verify(self, name: str) -> Verification:
+        """Compares a stream table with its query at one snapshot."""
+        settings, refresher = self._settings(), self._refresher()
+        return verify(self._connection, settings, refresher, catalog.find(self._connection, name))
+
+    def explain(self, name: str) -> Explanation:
+        """What a refresh would do, and why."""
+        refresher = self._refresher()
+        return explain(self._connection, refresher, catalog.find(self._connection, name))
+
+    def list(self) -> builtins.list[StreamTableStatus]:
+        """Every stream table."""
+        settings = self._settings()
+        return statuses(self._connection, None, settings)
+
+    def status(self, name: str) -> StreamTableStatus:
+        """One stream table."""
+        settings = self._settings()
+        found = catalog.find(self._connection, name)
+        return statuses(self._connection, [found.id], settings)[0]
+
+    def history(self, name: str | None = None, *, limit: int = 20) -> builtins.list[HistoryEntry]:
+        """The latest refreshes, newest first."""
+        install.require_current(self._connection)
+        stream_table_id = catalog.find(self._connection, name).id if name is not None else None
+        return history.recent(self._connection, stream_table_id, limit)
+
+    # parts
+
+    def _settings(self) -> Settings:
+        install.require_current(self._connection)
+        return self._resolved()[0]
+
+    def _resolved(self) -> tuple[Settings, builtins.list[Setting]]:
+        stored = dict(self._connection.execute("SELECT name, value FROM headwater.setting").fetchall())
+        server = dict(
+            self._connection.execute(
+                "SELECT name, value FROM (SELECT n AS name, current_setting('headwater.' || n, true) AS value"
+                " FROM unnest(%s::text[]) AS n) AS s WHERE nullif(value, '') IS NOT NULL",
+                (sorted(config.RULES),),
+            ).fetchall()
+        )
+        environment = {
+            name: os.environ[variable]
+            for name in config.RULES
+            if (variable := f"HEADWATER_{name.upper()}") in os.environ
+        }
+        return config.resolve(
+            ("flag", self._overrides), ("environment", environment), ("table", stored), ("server", server)
+        )
+
+    def _refresher(self) -> Refresher:
+        return Refresher(self._connection, self._settings(), self._reader)
+
+    def _lifecycle(self) -> Lifecycle:
+        settings = self._settings()
+        return Lifecycle(
+            self._connection, settings, self._reader, Refresher(self._connection, settings, self._reader)
+        )
+
+
+def connect(dsn: str | None = None, **settings: str) -> Headwater:
+    """Connects to a database; without a DSN, to the one in the environment variable HEADWATER_DSN."""
+    return Headwater(dsn or os.environ.get("HEADWATER_DSN", ""), settings)

@@ -1,0 +1,72 @@
+"""The table that holds a stream table's rows, and the view by which users read them."""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+from headwater.db.connection import Connection, one
+from headwater.db.work import statement
+from headwater.plan.dialect import identifier
+from headwater.plan.maintain import VISIBLE, MaintenancePlan
+from headwater.plan.render import HASH
+
+DATA = "headwater_data"
+
+
+def storage_sql(stream_table_id: int) -> str:
+    return f"{identifier(DATA)}.{identifier(f'st_{stream_table_id}')}"
+
+
+def load(connection: Connection, stream_table_id: int, plan: MaintenancePlan) -> int:
+    """Creates the storage and fills it from the query; the number of its rows."""
+    table = storage_sql(stream_table_id)
+    # Room in each page lets an updated group stay in it, without a new index entry.
+    rows = connection.execute(
+        statement(f"CREATE TABLE {table} WITH (fillfactor = 90) AS {plan.full_sql()}")
+    ).rowcount
+    connection.execute(statement(f"CREATE INDEX ON {table} ({HASH})"))
+    connection.execute(statement(f"ANALYZE {table}"))
+    return rows
+
+
+def set_aside(connection: Connection, stream_table_id: int) -> str:
+    """Renames the storage so that a new one can be loaded beside it; its new SQL name."""
+    aside = f"st_{stream_table_id}_replaced"
+    connection.execute(
+        sql.SQL("ALTER TABLE {} RENAME TO {}").format(
+            sql.Identifier(DATA, f"st_{stream_table_id}"), sql.Identifier(aside)
+        )
+    )
+    return f"{identifier(DATA)}.{identifier(aside)}"
+
+
+def drop(connection: Connection, stream_table_id: int) -> None:
+    connection.execute(statement(f"DROP TABLE IF EXISTS {storage_sql(stream_table_id)}"))
+
+
+def create_view(
+    connection: Connection, schema: str, name: str, stream_table_id: int, plan: MaintenancePlan
+) -> int:
+    """Creates or repoints the view that users read; its oid. Writes through it are refused with an error."""
+    view = sql.Identifier(schema, name)
+    columns = ", ".join(column.sql for column in plan.outputs)
+    condition = f" WHERE {VISIBLE}" if plan.hides_groups else ""
+    connection.execute(
+        sql.SQL("CREATE OR REPLACE VIEW {} AS {}").format(
+            view, statement(f"SELECT {columns} FROM {storage_sql(stream_table_id)}{condition}")
+        )
+    )
+    connection.execute(
+        sql.SQL(
+            "CREATE OR REPLACE TRIGGER headwater_refuse_write INSTEAD OF INSERT OR UPDATE OR DELETE ON {}"
+            " FOR EACH ROW EXECUTE FUNCTION headwater.refuse_write()"
+        ).format(view)
+    )
+    return int(
+        one(
+            connection,
+            "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = %s",
+            (schema, name),
+        )[0]
+    )

@@ -1,0 +1,132 @@
+"""The change tables between capture and refresh: what is pending, what is staged, what can go.
+
+A refresh consumes the change rows whose transaction is visible in its own snapshot and not in the frontier
+of its stream table. Its transaction is REPEATABLE READ, so the first half is the server's own visibility; the
+second is the predicate below. A transaction that was open while others committed is therefore consumed by
+the first refresh after its commit, and by no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from headwater.capture.triggers import CHANGES
+from headwater.catalog import CatalogSource, Frontier
+from headwater.db.connection import Connection, one
+from headwater.db.queries import query
+from headwater.plan.dialect import identifier, literal
+from headwater.plan.operators import Source
+from headwater.plan.render import WEIGHT, Column, consolidated_sql
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What waits in one change table for one stream table."""
+
+    rows: int  # counted no further than one above the limit
+    truncated: bool
+    consumed: bool  # rows that were consumed already and can go once the frontier moves on
+
+
+def window(frontier: Frontier) -> str:
+    """The rows of a change table that lie after a frontier."""
+    snapshot = f"{literal(frontier.snapshot)}::pg_snapshot"
+    return (
+        f"xid >= pg_snapshot_xmin({snapshot}) AND NOT pg_visible_in_snapshot(xid, {snapshot})"
+        f" AND xid <> {literal(frontier.applied_by)}::xid8"
+    )
+
+
+def change_table_sql(name: str) -> str:
+    return f"{identifier(CHANGES)}.{identifier(name)}"
+
+
+def pending(
+    connection: Connection, sources: Sequence[CatalogSource], frontier: Frontier, limit: int
+) -> dict[int, Pending]:
+    """For each captured source, by oid, what waits for a stream table."""
+    captured = [source for source in sources if source.change_table]
+    if not captured:
+        return {}
+    xmin = f"pg_snapshot_xmin({literal(frontier.snapshot)}::pg_snapshot)"
+    parts = []
+    for source in captured:
+        table = change_table_sql(str(source.change_table))
+        parts.append(
+            f"SELECT {source.relation}::bigint, count(*), coalesce(bool_or(w = 0), false),"
+            f" EXISTS (SELECT FROM {table} WHERE xid >= {xmin})"
+            f" FROM (SELECT w FROM {table} WHERE {window(frontier)} LIMIT {limit + 1}) AS t"
+        )
+    rows = connection.execute(sql.SQL(" UNION ALL ".join(parts)))  # type: ignore[arg-type]
+    return {relation: Pending(count, truncated, any_row) for relation, count, truncated, any_row in rows}
+
+
+def staging_sql(source: Source, columns: Sequence[str], change_table: str, frontier: Frontier) -> str:
+    """The consolidated change of a source since a frontier, in the source's own columns and types."""
+    staged = [source.column(name) for name in columns]
+    casts = [
+        f"{column.change_column}"
+        + (f"::{column.type.sql}" if column.type.sql != column.type.base else "")
+        + f" AS {identifier(column.name)}"
+        for column in staged
+    ]
+    rows = (
+        f"SELECT {''.join(f'{cast}, ' for cast in casts)}w AS {WEIGHT}"
+        f" FROM {change_table_sql(change_table)} WHERE {window(frontier)}"
+    )
+    return consolidated_sql(rows, [Column(column.name, column.type) for column in staged])
+
+
+def remove_consumed(connection: Connection, sources: Sequence[CatalogSource]) -> int:
+    """Deletes the change rows that every consumer has behind it.
+
+    A frontier protects every row that is not visible in it. A stream table that is being loaded or rebuilt has
+    a provisional one from before its snapshot; one that was given up (`give_up_laggards`) has none.
+    """
+    removed = 0
+    for source in sources:
+        if source.change_table is None:
+            continue
+        removed += connection.execute(
+            sql.SQL(
+                """
+                DELETE FROM {table} WHERE xid < (
+                    SELECT coalesce(min(pg_snapshot_xmin(f.snapshot)), pg_snapshot_xmin(pg_current_snapshot()))
+                    FROM headwater.dependency d
+                    JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
+                    JOIN headwater.frontier f ON f.stream_table_id = d.stream_table_id
+                    WHERE d.source_id = {source})
+                """
+            ).format(table=sql.Identifier(CHANGES, source.change_table), source=sql.Literal(source.id))
+        ).rowcount
+    return removed
+
+
+def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], limit: int) -> list[int]:
+    """Marks for a rebuild the consumers that keep a change table above the limit, so that it can shrink.
+
+    Skips a consumer that is being refreshed at this moment: it is about to catch up.
+    """
+    given_up = []
+    for source in sources:
+        if source.change_table is None:
+            continue
+        table = sql.Identifier(CHANGES, source.change_table)
+        oversized = sql.SQL("SELECT count(*) > {limit} FROM (SELECT FROM {table} LIMIT {limit} + 1) AS t")
+        if not one(connection, oversized.format(limit=sql.Literal(limit), table=table))[0]:
+            continue
+        consumers = connection.execute(query("buffers", "lock_consumers"), {"source": source.id}).fetchall()
+        for stream_table_id, snapshot, applied_by in consumers:
+            behind = window(Frontier(snapshot=snapshot, applied_by=applied_by))
+            waiting = f"SELECT count(*) > {limit} FROM (SELECT FROM {change_table_sql(source.change_table)} WHERE {behind} LIMIT {limit + 1}) AS t"
+            if one(connection, sql.SQL(waiting))[0]:  # type: ignore[arg-type]
+                reason = (
+                    f"the change table of {source.label} holds more than {limit} rows for it"
+                    " (headwater.max_buffer_rows), so they were given up"
+                )
+                connection.execute(query("buffers", "give_up"), {"id": stream_table_id, "reason": reason})
+                given_up.append(stream_table_id)
+    return given_up

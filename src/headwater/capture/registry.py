@@ -1,0 +1,55 @@
+"""Which columns of which source are captured: more when a stream table needs more, none when nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from headwater.capture import triggers
+from headwater.db.connection import Connection
+from headwater.db.queries import query
+from headwater.plan.operators import Source
+
+
+def capture(connection: Connection, source_id: int, source: Source, columns: Collection[str]) -> None:
+    """Makes sure that changes of these columns of a source reach its change table from now on.
+
+    A table is locked against writers until the transaction ends. For a stream table the lock on its catalog
+    row does the same: a refresh that began before fails, and the next one sees that its changes are wanted.
+    """
+    row = connection.execute(query("catalog", "captured_columns"), {"id": source_id}).fetchone()
+    captured = set(row[1]) if row is not None else set()
+    missing = [
+        column for column in source.columns if column.name in columns and column.attnum not in captured
+    ]
+    if row is not None and not missing:
+        return
+    if source.kind == "stream_table":
+        connection.execute(query("catalog", "touch_source_stream_table"), {"id": source_id})
+    if row is None:
+        triggers.create_change_table(connection, source.relation)
+        connection.execute(
+            query("catalog", "set_captured"),
+            {"id": source_id, "change_table": triggers.change_table(source.relation)},
+        )
+    triggers.add_columns(connection, source.relation, missing)
+    for column in missing:
+        connection.execute(
+            query("catalog", "add_captured_column"), {"id": source_id, "attnum": column.attnum}
+        )
+    if source.kind == "table":
+        captured |= {column.attnum for column in missing}
+        wanted = [column for column in source.columns if column.attnum in captured]
+        triggers.install_triggers(connection, source, wanted)
+
+
+def release_unused(connection: Connection) -> None:
+    """Ends the capture of sources that no differential stream table reads, and forgets those that none reads."""
+    for source_id, relation, change_table, unread in connection.execute(
+        query("catalog", "unused_sources")
+    ).fetchall():
+        if change_table is not None:
+            triggers.remove_triggers(connection, relation)
+            triggers.drop_change_table(connection, relation)
+            connection.execute(query("catalog", "forget_capture"), {"id": source_id})
+        if unread:
+            connection.execute(query("catalog", "delete_source"), {"id": source_id})

@@ -1,0 +1,174 @@
+"""Capture by statement triggers: one INSERT into the source's change table per writing statement.
+
+A change row is a weight: +1 for a row that came, -1 for one that went, both for an update, 0 for a TRUNCATE.
+The trigger function runs with the rights of its owner, so writers need no privilege on the change table.
+
+Columns are stored under their number in the catalog. The function names them as they were called when it
+was made; if one was renamed since, it notices and builds its statement anew, so a rename never makes a
+user's write fail.
+
+Installing and extending replace the triggers, which waits until every transaction that writes to the source
+has ended and lets none begin: a transaction that is not visible to the first refresh after it was captured
+in full. Removal drops the function and lets the triggers go with it, for which the table's ownership is not
+needed, as it would be for DROP TRIGGER.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from headwater.db.connection import Connection
+from headwater.plan.operators import Source, SourceColumn
+
+CHANGES = "headwater_changes"
+EVENTS = {
+    "insert": "REFERENCING NEW TABLE AS new_rows",
+    "update": "REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows",
+    "delete": "REFERENCING OLD TABLE AS old_rows",
+    "truncate": "",
+}
+
+
+def change_table(relation: int) -> str:
+    return f"src_{relation}"
+
+
+def create_change_table(connection: Connection, relation: int) -> None:
+    """An empty change table without columns of the source."""
+    table = sql.Identifier(CHANGES, change_table(relation))
+    connection.execute(
+        sql.SQL(
+            "CREATE TABLE {} (xid xid8 NOT NULL, node integer NOT NULL DEFAULT 0, w integer NOT NULL)"
+        ).format(table)
+    )
+    connection.execute(sql.SQL("CREATE INDEX ON {} (xid)").format(table))
+
+
+def add_columns(connection: Connection, relation: int, columns: Sequence[SourceColumn]) -> None:
+    """Columns for more of the source's; the rows that are there already belong to refreshes that need none."""
+    if not columns:
+        return
+    additions = [
+        sql.SQL("ADD COLUMN {} {}{}").format(
+            sql.Identifier(column.change_column),
+            sql.SQL(column.type.base),  # type: ignore[arg-type]
+            sql.SQL(f" COLLATE {column.type.collation}" if column.type.collation else ""),  # type: ignore[arg-type]
+        )
+        for column in columns
+    ]
+    connection.execute(
+        sql.SQL("ALTER TABLE {} {}").format(
+            sql.Identifier(CHANGES, change_table(relation)), sql.SQL(", ").join(additions)
+        )
+    )
+
+
+def install_triggers(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> None:
+    """(Re)creates the capture function for these columns and the triggers that call it."""
+    function = sql.Identifier(CHANGES, f"capture_{source.relation}")
+    connection.execute(_function(function, source, columns))
+    for event, transition in EVENTS.items():
+        connection.execute(
+            sql.SQL(
+                "CREATE OR REPLACE TRIGGER {} AFTER {} ON {} {} FOR EACH STATEMENT EXECUTE FUNCTION {}()"
+            ).format(
+                sql.Identifier(f"headwater_capture_{event}"),
+                sql.SQL(event.upper()),
+                sql.Identifier(source.schema, source.name),
+                sql.SQL(transition),
+                function,
+            )
+        )
+
+
+def remove_triggers(connection: Connection, relation: int) -> None:
+    connection.execute(
+        sql.SQL("DROP FUNCTION IF EXISTS {}() CASCADE").format(sql.Identifier(CHANGES, f"capture_{relation}"))
+    )
+
+
+def drop_change_table(connection: Connection, relation: int) -> None:
+    connection.execute(
+        sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(CHANGES, change_table(relation)))
+    )
+
+
+def _function(name: sql.Identifier, source: Source, columns: Sequence[SourceColumn]) -> sql.Composed:
+    table = sql.Identifier(CHANGES, change_table(source.relation))
+
+    def insert(*parts: sql.Composed) -> sql.Composed:
+        names = [sql.Identifier(column.change_column) for column in columns]
+        return sql.SQL("INSERT INTO {} ({}) {};").format(
+            table,
+            sql.SQL(", ").join([sql.SQL("xid"), sql.SQL("w"), *names]),
+            sql.SQL(" UNION ALL ").join(parts),
+        )
+
+    def rows(weight: int, transition: str) -> sql.Composed:
+        values = [sql.SQL("r.{}").format(sql.Identifier(column.name)) for column in columns]
+        return sql.SQL("SELECT {} FROM {} AS r").format(
+            sql.SQL(", ").join([sql.SQL("pg_catalog.pg_current_xact_id()"), sql.SQL(str(weight)), *values]),
+            sql.SQL(transition),
+        )
+
+    body = sql.SQL(
+        """
+DECLARE
+    columns text;
+    targets text;
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        INSERT INTO {table} (xid, w) VALUES (pg_catalog.pg_current_xact_id(), 0);
+        RETURN NULL;
+    END IF;
+    IF {unchanged} THEN
+        CASE TG_OP
+            WHEN 'INSERT' THEN {inserted}
+            WHEN 'DELETE' THEN {deleted}
+            ELSE {updated}
+        END CASE;
+    ELSE
+        SELECT string_agg(', ' || format('%I', attname), ''), string_agg(', c' || attnum, '')
+        INTO columns, targets
+        FROM pg_catalog.pg_attribute WHERE attrelid = TG_RELID AND attnum = ANY ({numbers});
+        IF TG_OP <> 'INSERT' THEN
+            EXECUTE format('INSERT INTO %s (xid, w%s) SELECT pg_current_xact_id(), -1%s FROM old_rows',
+                           {table_literal}, targets, columns);
+        END IF;
+        IF TG_OP <> 'DELETE' THEN
+            EXECUTE format('INSERT INTO %s (xid, w%s) SELECT pg_current_xact_id(), 1%s FROM new_rows',
+                           {table_literal}, targets, columns);
+        END IF;
+    END IF;
+    RETURN NULL;
+END
+"""
+    ).format(
+        table=table,
+        table_literal=sql.Literal(f"{CHANGES}.{change_table(source.relation)}"),
+        numbers=sql.SQL("{}::smallint[]").format(
+            sql.Literal("{" + ",".join(str(column.attnum) for column in columns) + "}")
+        ),
+        unchanged=_names_unchanged(columns),
+        inserted=insert(rows(1, "new_rows")),
+        deleted=insert(rows(-1, "old_rows")),
+        updated=insert(rows(-1, "old_rows"), rows(1, "new_rows")),
+    )
+    return sql.SQL(
+        "CREATE OR REPLACE FUNCTION {}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
+        " SET search_path = pg_catalog, pg_temp AS {}"
+    ).format(name, sql.Literal(body.as_string()))
+
+
+def _names_unchanged(columns: Sequence[SourceColumn]) -> sql.Composable:
+    if not columns:
+        return sql.SQL("true")
+    return sql.SQL(
+        "(SELECT array_agg(attname ORDER BY attnum) FROM pg_catalog.pg_attribute"
+        " WHERE attrelid = TG_RELID AND attnum = ANY ({}::smallint[])) = {}::name[]"
+    ).format(
+        sql.Literal("{" + ",".join(str(column.attnum) for column in columns) + "}"),
+        sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(sql.Literal(column.name) for column in columns)),
+    )

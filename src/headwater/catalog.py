@@ -1,0 +1,209 @@
+"""What the database's catalog of Headwater says: stream tables, their sources, who reads whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from typing import Literal
+
+from psycopg import sql
+
+from headwater.db.connection import Connection, one
+from headwater.db.queries import query
+from headwater.errors import InvalidName, NotFound
+
+Mode = Literal["auto", "differential", "full"]
+EngineName = Literal["auto", "postgres", "spark"]
+Status = Literal["initializing", "active", "suspended"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """The snapshot that a stream table shows."""
+
+    snapshot: str
+    applied_by: str  # the transaction that stored it; what it wrote earlier was seen as well
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamTable:
+    """A stream table as the catalog has it."""
+
+    id: int
+    schema: str
+    name: str
+    relation: int | None  # oid of the view that users read
+    query: str
+    definition: str | None  # canonical text when it was last planned
+    requested_mode: Mode
+    mode: Literal["differential", "full"]
+    mode_reasons: tuple[str, ...]
+    engine: EngineName
+    schedule: str | None
+    status: Status
+    rebuild_reason: str | None
+    time_zone: str
+    frontier: Frontier | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogSource:
+    """A relation that a stream table reads."""
+
+    id: int
+    relation: int
+    schema: str | None  # None when the relation is gone
+    name: str | None
+    stream_table_id: int | None
+    change_table: str | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+def stream_tables(connection: Connection, ids: list[int] | None = None) -> list[StreamTable]:
+    """All stream tables, or those with these ids, by id."""
+    found = []
+    for row in connection.execute(query("catalog", "stream_tables"), {"ids": ids}):
+        *fields, snapshot, applied_by = row
+        frontier = Frontier(snapshot=snapshot, applied_by=applied_by) if snapshot is not None else None
+        names = (
+            "id", "schema", "name", "relation", "query", "definition", "requested_mode", "mode", "mode_reasons",
+            "engine", "schedule", "status", "rebuild_reason", "time_zone",
+        )  # fmt: skip
+        values = dict(zip(names, fields, strict=True))
+        values["mode_reasons"] = tuple(values["mode_reasons"])
+        found.append(StreamTable(**values, frontier=frontier))
+    return found
+
+
+def stream_table(connection: Connection, stream_table_id: int) -> StreamTable:
+    found = stream_tables(connection, [stream_table_id])
+    if not found:
+        raise NotFound(f"stream table {stream_table_id} is gone", hint="it was dropped in the meantime")
+    return found[0]
+
+
+def split_name(name: str) -> tuple[str | None, str]:
+    """A name as users write it, schema.table or table, quoted or not, the way PostgreSQL reads it.
+
+    >>> split_name('Sales."Per Region"')
+    ('sales', 'Per Region')
+    """
+    parts: list[str] = []
+    rest = name.strip()
+    while rest:
+        if rest.startswith('"'):
+            end = 1
+            while (end := rest.find('"', end)) != -1 and rest[end : end + 2] == '""':
+                end += 2
+            if end == -1:
+                break
+            part, rest = rest[1:end].replace('""', '"'), rest[end + 1 :]
+        else:
+            head, dot, tail = rest.partition(".")
+            part, rest = head.lower(), dot + tail
+            if not part.replace("_", "a").replace("$", "a").isalnum() or part[0].isdigit():
+                break
+        parts.append(part)
+        if not rest:
+            if part and len(parts) <= 2 and all(len(item.encode()) <= 63 for item in parts):
+                return (parts[0] if len(parts) == 2 else None, parts[-1])
+            break
+        if not rest.startswith(".") or rest == ".":
+            break
+        rest = rest[1:]
+    raise InvalidName(
+        f"{name!r} is not a name of a table",
+        hint="write table or schema.table, in double quotes where PostgreSQL needs them, at most 63 bytes each",
+    )
+
+
+def find(connection: Connection, name: str) -> StreamTable:
+    """The stream table of a name."""
+    schema, table = split_name(name)
+    row = connection.execute(
+        query("catalog", "find_stream_table"),
+        {"schema": schema, "name": table, "path": user_schemas(connection)},
+    ).fetchone()
+    if row is None:
+        raise NotFound(f"there is no stream table {name}", hint="headwater list shows those there are")
+    return stream_table(connection, row[0])
+
+
+def user_schemas(connection: Connection) -> list[str]:
+    """The schemas that the user's own search_path names, in order."""
+    with connection.transaction():
+        connection.execute(
+            "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true)"
+        )
+        schemas = one(connection, "SELECT current_schemas(false)::text[]")[0]
+        connection.execute(sql.SQL("SET LOCAL search_path = ''"))
+    return list(schemas)
+
+
+def sources_of(connection: Connection, stream_table_id: int) -> list[CatalogSource]:
+    return [
+        CatalogSource(
+            id=row[0],
+            relation=row[1],
+            schema=row[2],
+            name=row[3],
+            stream_table_id=row[4],
+            change_table=row[5],
+        )
+        for row in connection.execute(query("catalog", "sources_of"), {"id": stream_table_id})
+    ]
+
+
+def dependents(connection: Connection, stream_table_id: int) -> list[int]:
+    """The stream tables that read this one directly."""
+    return [row[0] for row in connection.execute(query("catalog", "dependents"), {"id": stream_table_id})]
+
+
+def upstream_of(connection: Connection, stream_table_id: int) -> set[int]:
+    """The stream tables that this one reads, directly or not; itself only if there is a cycle."""
+    edges = _edges(connection)
+    return set().union(*(_reachable(read, edges) for read in edges.get(stream_table_id, set())))
+
+
+def with_upstream(connection: Connection, stream_table_id: int) -> list[int]:
+    """The stream table and those it reads, directly or not, each after what it reads."""
+    edges = _edges(connection)
+    return _ordered({stream_table_id: _reachable(stream_table_id, edges)}, edges)
+
+
+def with_dependents(connection: Connection, stream_table_id: int) -> list[int]:
+    """The stream table and all that read it, directly or not, each after what it reads."""
+    edges = _edges(connection)
+    readers: dict[int, set[int]] = {}
+    for reader, read in ((reader, read) for reader, reads in edges.items() for read in reads):
+        readers.setdefault(read, set()).add(reader)
+    return _ordered({stream_table_id: _reachable(stream_table_id, readers)}, edges)
+
+
+def _edges(connection: Connection) -> dict[int, set[int]]:
+    edges: dict[int, set[int]] = {}
+    for reader, read in connection.execute(query("catalog", "source_edges")):
+        edges.setdefault(reader, set()).add(read)
+    return edges
+
+
+def _reachable(start: int, edges: dict[int, set[int]]) -> set[int]:
+    found, pending = {start}, [start]
+    while pending:
+        for following in edges.get(pending.pop(), set()) - found:
+            found.add(following)
+            pending.append(following)
+    return found
+
+
+def _ordered(closure: dict[int, set[int]], edges: dict[int, set[int]]) -> list[int]:
+    members = set().union(*closure.values())
+    sorter = TopologicalSorter({member: edges.get(member, set()) & members for member in members})
+    return list(sorter.static_order())

@@ -1,0 +1,55 @@
+"""Durations and the measuring of phases. The time of day is always the database's."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from headwater.errors import InvalidSetting
+
+_UNITS = {
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "min": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*")
+
+
+def parse_duration(text: str) -> timedelta:
+    """A duration as users write it.
+
+    >>> parse_duration("1.5s")
+    datetime.timedelta(seconds=1, microseconds=500000)
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidSetting(
+            f"{text!r} is not a duration",
+            hint="write a number and a unit, for example 500ms, 1s, 5m, 1h or 1d",
+        )
+    duration = float(match.group(1)) * _UNITS[match.group(2)]
+    if duration <= timedelta(0):
+        raise InvalidSetting(f"{text!r} is not longer than zero", hint="use at least 1ms")
+    return duration
+
+
+class Phases:
+    """Milliseconds by phase."""
+
+    def __init__(self) -> None:
+        self.milliseconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = (time.perf_counter() - start) * 1000
+            self.milliseconds[phase] = round(self.milliseconds.get(phase, 0.0) + elapsed, 3)

@@ -1,0 +1,120 @@
+"""Connections as Headwater needs them: pinned session settings, explicit transactions, errors by SQLSTATE."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import IsolationLevel
+from psycopg.rows import TupleRow
+
+from headwater.errors import ConnectionFailed, HeadwaterError, LockNotAvailable, MissingPrivilege
+
+Connection = psycopg.Connection[TupleRow]
+Result = TypeVar("Result")
+
+PINNED_SETTINGS = {
+    # With an empty path the server's deparser qualifies every name, and nobody's schema can shadow ours.
+    "search_path": "",
+    # Functions that depend on these are marked stable; pinned, they give the same value at every refresh.
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "xmlbinary": "base64",
+    "quote_all_identifiers": "off",
+    # Compiling costs more than a delta takes to run.
+    "jit": "off",
+    "client_min_messages": "warning",
+}
+
+SERIALIZATION_FAILURES = frozenset({"40001", "40P01"})
+LOCK_NOT_AVAILABLE = "55P03"
+INSUFFICIENT_PRIVILEGE = "42501"
+
+
+def connect(dsn: str) -> Connection:
+    """An autocommit connection; the user's search_path is kept in the setting headwater.user_search_path."""
+    try:
+        connection = psycopg.connect(
+            dsn, autocommit=True, prepare_threshold=None, application_name="headwater"
+        )
+    except psycopg.Error as error:
+        raise ConnectionFailed(
+            "cannot connect to the database",
+            detail=str(error).strip(),
+            hint="check --dsn or HEADWATER_DSN, for example postgresql://user@host:5432/dbname",
+        ) from error
+    connection.execute(
+        "SELECT set_config('headwater.user_search_path', current_setting('search_path'), false)"
+    )
+    for name, value in PINNED_SETTINGS.items():
+        connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+    return connection
+
+
+@contextmanager
+def transaction(
+    connection: Connection,
+    *,
+    repeatable_read: bool = False,
+    lock_timeout_ms: int | None = None,
+    rollback: bool = False,
+) -> Iterator[None]:
+    """One transaction. With repeatable_read all its queries see the snapshot of the first one."""
+    level = IsolationLevel.REPEATABLE_READ if repeatable_read else IsolationLevel.READ_COMMITTED
+    connection.set_isolation_level(level)
+    with connection.transaction(force_rollback=rollback):
+        if lock_timeout_ms is not None:
+            # SET, unlike SELECT set_config, takes no snapshot: locks can still be taken before it is frozen.
+            connection.execute(f"SET LOCAL lock_timeout = {lock_timeout_ms:d}")
+        yield
+
+
+def retried(attempt: Callable[[], Result], *, what: str, attempts: int = 5) -> Result:
+    """Runs a transaction again when it lost a race: a serialization failure, a deadlock, a lock timeout."""
+    for number in range(1, attempts + 1):
+        try:
+            return attempt()
+        except psycopg.Error as error:
+            if error.sqlstate not in SERIALIZATION_FAILURES | {LOCK_NOT_AVAILABLE}:
+                raise
+            if number == attempts:
+                if error.sqlstate == LOCK_NOT_AVAILABLE:
+                    raise LockNotAvailable(
+                        f"{what}: a lock could not be had within lock_timeout_ms, {attempts} times in a row",
+                        detail=str(error).strip(),
+                        hint="look for long transactions in pg_stat_activity, then repeat the command",
+                    ) from error
+                raise
+            time.sleep(random.uniform(0, 0.05 * 2**number))
+    raise AssertionError("unreachable")
+
+
+def translated(error: psycopg.Error, what: str, kind: type[HeadwaterError]) -> HeadwaterError:
+    """A server's error as one of ours, told by its SQLSTATE."""
+    message = error.diag.message_primary or str(error).strip()
+    detail = error.diag.message_detail or ""
+    hint = error.diag.message_hint or ""
+    if error.sqlstate is None or error.sqlstate.startswith(("08", "57P")):
+        return ConnectionFailed(f"{what}: the connection to the database broke", detail=message)
+    if error.sqlstate == INSUFFICIENT_PRIVILEGE:
+        return MissingPrivilege(
+            f"{what}: {message}",
+            detail=detail,
+            hint=hint or "headwater init --check lists each privilege that is needed, with its GRANT",
+        )
+    if error.sqlstate == LOCK_NOT_AVAILABLE:
+        return LockNotAvailable(f"{what}: {message}", detail=detail, hint="repeat the command")
+    return kind(f"{what}: {message}", detail=detail, hint=hint)
+
+
+def one(connection: Connection, query: Any, parameters: Any = None) -> TupleRow:
+    """The single row of a query."""
+    row = connection.execute(query, parameters).fetchone()
+    assert row is not None
+    return row

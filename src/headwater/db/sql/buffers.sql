@@ -1,0 +1,14 @@
+-- name: lock_consumers
+-- The differential stream tables that read a source, with their frontiers, less those being refreshed now.
+SELECT st.id, f.snapshot::text, f.applied_by::text
+FROM headwater.dependency d
+JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential' AND st.status <> 'initializing'
+JOIN headwater.frontier f ON f.stream_table_id = st.id AND f.node = 0
+WHERE d.source_id = %(source)s
+ORDER BY st.id
+FOR NO KEY UPDATE OF st SKIP LOCKED
+
+-- name: give_up
+-- Forgets how far a stream table is; without a frontier it protects no change rows and is rebuilt.
+WITH forgotten AS (DELETE FROM headwater.frontier WHERE stream_table_id = %(id)s)
+UPDATE headwater.stream_table SET rebuild_reason = %(reason)s WHERE id = %(id)s

@@ -1,0 +1,144 @@
+-- name: stream_tables
+-- All stream tables, or those with the given ids.
+SELECT st.id, coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name), st.relation, st.query,
+       st.definition, st.requested_mode, st.mode, st.mode_reasons, st.engine, st.schedule, st.status,
+       st.rebuild_reason, st.time_zone, f.snapshot::text, f.applied_by::text
+FROM headwater.stream_table st
+LEFT JOIN pg_class c ON c.oid = st.relation
+LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN headwater.frontier f ON f.stream_table_id = st.id AND f.node = 0
+WHERE %(ids)s::bigint[] IS NULL OR st.id = ANY (%(ids)s::bigint[])
+ORDER BY st.id
+
+-- name: find_stream_table
+-- The id of the stream table of a name; without a schema, the one that the user's search_path finds first.
+SELECT st.id
+FROM headwater.stream_table st
+LEFT JOIN pg_class c ON c.oid = st.relation
+LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN unnest(%(path)s::text[]) WITH ORDINALITY p(schema_name, position)
+       ON p.schema_name = coalesce(n.nspname, st.schema_name)
+WHERE coalesce(c.relname, st.table_name) = %(name)s
+  AND (coalesce(n.nspname, st.schema_name) = %(schema)s
+       OR %(schema)s::text IS NULL AND p.position IS NOT NULL)
+ORDER BY p.position NULLS LAST, st.id LIMIT 1
+
+-- name: insert_stream_table
+-- A new stream table, not yet loaded.
+INSERT INTO headwater.stream_table
+    (schema_name, table_name, query, requested_mode, mode, engine, schedule, status, time_zone)
+VALUES (%(schema)s, %(name)s, %(query)s, %(mode)s, 'full', %(engine)s, %(schedule)s, 'initializing',
+        current_setting('TimeZone'))
+RETURNING id
+
+-- name: set_planned
+-- What planning found out.
+UPDATE headwater.stream_table
+SET definition = %(definition)s, mode = %(mode)s, mode_reasons = %(reasons)s::text[]
+WHERE id = %(id)s
+
+-- name: set_active
+-- The stream table can be read; its name comes from its view from now on.
+UPDATE headwater.stream_table SET status = 'active', relation = %(relation)s::oid WHERE id = %(id)s
+
+-- name: set_options
+-- Options that need no rebuild; null keeps the old one.
+UPDATE headwater.stream_table
+SET schedule = CASE WHEN %(change_schedule)s THEN %(schedule)s ELSE schedule END,
+    engine = coalesce(%(engine)s, engine),
+    requested_mode = coalesce(%(mode)s, requested_mode),
+    status = coalesce(%(status)s, status)
+WHERE id = %(id)s
+
+-- name: set_rebuild_reason
+-- Marks a stream table whose stored rows no delta can bring up to date, or clears the mark.
+UPDATE headwater.stream_table SET rebuild_reason = %(reason)s
+WHERE id = %(id)s AND rebuild_reason IS DISTINCT FROM %(reason)s
+
+-- name: delete_stream_table
+DELETE FROM headwater.stream_table WHERE id = %(id)s
+
+-- name: lock_stream_table
+-- Holds off other refreshes; fails with 40001 if the row changed since this transaction's snapshot.
+SELECT FROM headwater.stream_table WHERE id = %(id)s FOR NO KEY UPDATE
+
+-- name: touch_source_stream_table
+-- Waits for a running refresh of a source, and makes one that has its snapshot already fail with 40001.
+UPDATE headwater.stream_table SET created_at = created_at
+WHERE id = (SELECT stream_table_id FROM headwater.source WHERE id = %(id)s)
+
+-- name: upsert_source
+-- The catalog's row for a relation that some stream table reads.
+INSERT INTO headwater.source (relation, schema_name, table_name, stream_table_id)
+VALUES (%(relation)s::oid, %(schema)s, %(name)s, %(stream_table_id)s)
+ON CONFLICT (relation) DO UPDATE SET schema_name = excluded.schema_name, table_name = excluded.table_name
+RETURNING id
+
+-- name: captured_columns
+-- The change table of a source and the numbers of the columns in it; no row if it is not captured.
+SELECT s.change_table, array(SELECT attnum FROM headwater.source_column c WHERE c.source_id = s.id ORDER BY attnum)
+FROM headwater.source s WHERE s.id = %(id)s AND s.change_table IS NOT NULL
+
+-- name: set_captured
+UPDATE headwater.source SET change_table = %(change_table)s WHERE id = %(id)s
+
+-- name: add_captured_column
+INSERT INTO headwater.source_column (source_id, attnum) VALUES (%(id)s, %(attnum)s) ON CONFLICT DO NOTHING
+
+-- name: add_dependency
+INSERT INTO headwater.dependency (stream_table_id, source_id) VALUES (%(stream_table_id)s, %(source_id)s)
+ON CONFLICT DO NOTHING
+
+-- name: delete_dependencies
+DELETE FROM headwater.dependency WHERE stream_table_id = %(id)s
+
+-- name: delete_lineage
+DELETE FROM headwater.lineage WHERE stream_table_id = %(id)s
+
+-- name: add_lineage
+INSERT INTO headwater.lineage (stream_table_id, source_id, attnum, output_column)
+VALUES (%(stream_table_id)s, %(source_id)s, %(attnum)s, %(output_column)s) ON CONFLICT DO NOTHING
+
+-- name: sources_of
+-- What a stream table reads, with the change table of each captured source.
+SELECT s.id, s.relation, n.nspname, c.relname, s.stream_table_id, s.change_table
+FROM headwater.dependency d
+JOIN headwater.source s ON s.id = d.source_id
+LEFT JOIN pg_class c ON c.oid = s.relation
+LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE d.stream_table_id = %(id)s
+ORDER BY s.id
+
+-- name: source_edges
+-- Which stream table reads which, as (reader, read).
+SELECT d.stream_table_id, s.stream_table_id
+FROM headwater.dependency d JOIN headwater.source s ON s.id = d.source_id
+WHERE s.stream_table_id IS NOT NULL
+
+-- name: unused_sources
+-- Sources that no stream table reads any more, or that no differential one does.
+SELECT s.id, s.relation, s.change_table,
+       NOT EXISTS (SELECT FROM headwater.dependency d WHERE d.source_id = s.id) AS unread
+FROM headwater.source s
+WHERE NOT EXISTS (
+    SELECT FROM headwater.dependency d JOIN headwater.stream_table st ON st.id = d.stream_table_id
+    WHERE d.source_id = s.id AND st.mode = 'differential')
+  AND (s.change_table IS NOT NULL OR NOT EXISTS (SELECT FROM headwater.dependency d WHERE d.source_id = s.id))
+
+-- name: delete_source
+DELETE FROM headwater.source WHERE id = %(id)s
+
+-- name: forget_capture
+WITH gone AS (DELETE FROM headwater.source_column WHERE source_id = %(id)s)
+UPDATE headwater.source SET change_table = NULL WHERE id = %(id)s
+
+-- name: set_frontier
+INSERT INTO headwater.frontier (stream_table_id, node, snapshot, applied_by)
+VALUES (%(id)s, 0, pg_current_snapshot(), pg_current_xact_id())
+ON CONFLICT (stream_table_id, node)
+DO UPDATE SET snapshot = excluded.snapshot, applied_by = excluded.applied_by
+
+-- name: dependents
+-- The stream tables that read a stream table directly.
+SELECT d.stream_table_id FROM headwater.source s JOIN headwater.dependency d ON d.source_id = s.id
+WHERE s.stream_table_id = %(id)s ORDER BY 1

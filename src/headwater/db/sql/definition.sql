@@ -1,0 +1,70 @@
+-- name: canonical_text
+-- The query of a view as the server writes it, fully parenthesized.
+SELECT pg_get_viewdef(%(view)s::oid)
+
+-- name: relations_read
+-- Every relation that a view reads, through plain views too; views that show a stream table are not entered.
+WITH RECURSIVE reads(reader, relation) AS (
+    SELECT r.ev_class, m.found[1]::oid
+    FROM pg_rewrite r, regexp_matches(r.ev_action::text, ':relid (\d+)', 'g') m(found)
+    WHERE r.ev_class = %(view)s::oid
+  UNION
+    SELECT r.ev_class, m.found[1]::oid
+    FROM reads
+    JOIN pg_class c ON c.oid = reads.relation AND c.relkind = 'v'
+    JOIN pg_rewrite r ON r.ev_class = c.oid AND r.ev_type = '1',
+    regexp_matches(r.ev_action::text, ':relid (\d+)', 'g') m(found)
+    WHERE NOT EXISTS (SELECT FROM headwater.stream_table st WHERE st.relation = c.oid)
+)
+SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, st.id,
+       c.relhassubclass, c.relispartition, row_security_active(c.oid),
+       n.nspname IN ('pg_catalog', 'information_schema', 'pg_toast'),
+       has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'TRIGGER')
+FROM (SELECT DISTINCT relation FROM reads WHERE relation <> %(view)s::oid) found
+JOIN pg_class c ON c.oid = found.relation
+JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN headwater.stream_table st ON st.relation = c.oid
+ORDER BY c.oid
+
+-- name: parse_trees
+-- The stored parse trees of views.
+SELECT r.ev_action::text FROM pg_rewrite r WHERE r.ev_class = ANY (%(views)s::oid[]) AND r.ev_type = '1'
+
+-- name: functions
+-- The functions with these oids, and those behind these operators.
+SELECT p.oid, n.nspname, p.proname, p.provolatile::text, p.prokind::text, n.nspname = 'pg_catalog'
+FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+WHERE p.oid = ANY (%(functions)s::oid[])
+   OR p.oid IN (SELECT oprcode FROM pg_operator WHERE oid = ANY (%(operators)s::oid[]))
+
+-- name: columns
+-- The columns of relations with what is known of their types; the base type is the one behind any domains.
+WITH RECURSIVE domain(attrelid, attnum, typid, typmod) AS (
+    SELECT attrelid, attnum, atttypid, atttypmod FROM pg_attribute
+    WHERE attrelid = ANY (%(relations)s::oid[]) AND attnum > 0 AND NOT attisdropped
+  UNION ALL
+    SELECT d.attrelid, d.attnum, t.typbasetype, CASE WHEN t.typtypmod <> -1 THEN t.typtypmod ELSE d.typmod END
+    FROM domain d JOIN pg_type t ON t.oid = d.typid AND t.typtype = 'd'
+)
+SELECT a.attrelid, a.attnum, a.attname, a.attnotnull, a.attgenerated::text,
+       format_type(a.atttypid, a.atttypmod), b.typid, format_type(b.typid, b.typmod), b.typmod,
+       t.typtype::text,
+       CASE WHEN a.attcollation <> ty.typcollation THEN format('%%I.%%I', cn.nspname, co.collname) END,
+       coalesce(co.collisdeterministic, true),
+       (SELECT format('OPERATOR(%%I.%%s)', opn.nspname, o.oprname)
+        FROM pg_opclass oc
+        JOIN pg_am am ON am.oid = oc.opcmethod AND am.amname IN ('btree', 'hash')
+        JOIN pg_amop ao ON ao.amopfamily = oc.opcfamily AND ao.amoplefttype = oc.opcintype
+             AND ao.amoprighttype = oc.opcintype
+             AND ao.amopstrategy = CASE am.amname WHEN 'btree' THEN 3 ELSE 1 END
+        JOIN pg_operator o ON o.oid = ao.amopopr
+        JOIN pg_namespace opn ON opn.oid = o.oprnamespace
+        WHERE oc.opcdefault AND oc.opcintype = b.typid
+        ORDER BY am.amname LIMIT 1)
+FROM domain b
+JOIN pg_type t ON t.oid = b.typid AND t.typtype <> 'd'
+JOIN pg_attribute a ON a.attrelid = b.attrelid AND a.attnum = b.attnum
+JOIN pg_type ty ON ty.oid = a.atttypid
+LEFT JOIN pg_collation co ON co.oid = a.attcollation
+LEFT JOIN pg_namespace cn ON cn.oid = co.collnamespace
+ORDER BY a.attrelid, a.attnum

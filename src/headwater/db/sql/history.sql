@@ -1,0 +1,26 @@
+-- name: record
+-- One refresh, as it ended.
+INSERT INTO headwater.refresh
+    (stream_table_id, started_at, finished_at, mode, engine, action, status, reason, error, sqlstate, snapshot,
+     rows_in, rows_inserted, rows_updated, rows_deleted, phases)
+VALUES
+    (%(stream_table_id)s, %(started_at)s, clock_timestamp(), %(mode)s, %(engine)s, %(action)s, %(status)s,
+     %(reason)s, %(error)s, %(sqlstate)s, %(snapshot)s::pg_snapshot,
+     %(rows_in)s, %(rows_inserted)s, %(rows_updated)s, %(rows_deleted)s, %(phases)s)
+RETURNING id
+
+-- name: recent
+-- The latest refreshes, newest first, of one stream table or of all.
+SELECT id, stream_table, mode, engine, action, status, reason, started_at, finished_at, duration_ms,
+       rows_in, rows_inserted, rows_updated, rows_deleted, error, sqlstate, snapshot::text, phases
+FROM headwater.refresh_history
+WHERE %(stream_table)s::text IS NULL OR id IN (
+    SELECT id FROM headwater.refresh WHERE stream_table_id = %(stream_table_id)s)
+ORDER BY id DESC LIMIT %(limit)s
+
+-- name: forget
+-- History older than the retention, except the latest success of each stream table.
+DELETE FROM headwater.refresh r
+WHERE r.finished_at < clock_timestamp() - %(retention)s::interval
+  AND r.id < (SELECT max(id) FROM headwater.refresh l
+              WHERE l.stream_table_id = r.stream_table_id AND l.status = 'completed')

@@ -1,0 +1,4 @@
+-- name: own_change_table
+-- The change table of a stream table and the numbers of its view's columns in it; no row if nobody reads it.
+SELECT s.change_table, array(SELECT attnum::int FROM headwater.source_column c WHERE c.source_id = s.id ORDER BY attnum)
+FROM headwater.source s WHERE s.stream_table_id = %(id)s AND s.change_table IS NOT NULL

@@ -1,0 +1,70 @@
+"""Statements of one refresh, and the temporary tables between them.
+
+Each intermediate result goes into a temporary table that is created once in a session, emptied at every
+commit, and analysed after it is filled, so that the statement that reads it is planned for what is there.
+"""
+
+from __future__ import annotations
+
+from psycopg import sql
+from psycopg.rows import TupleRow
+
+from headwater.db.connection import Connection, one
+
+
+def statement(text: str) -> sql.SQL:
+    """SQL text made by the plan, in which every name is quoted already."""
+    return sql.SQL(text)  # type: ignore[arg-type]
+
+
+class Scratch:
+    """Temporary tables of one stream table; `prefix` keeps those of different plans apart."""
+
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        self._connection = connection
+        self._prefix = prefix
+
+    def name(self, table: str) -> str:
+        return f'pg_temp."{self._prefix}_{table}"'
+
+    def fill(self, table: str, select: str) -> int:
+        """Adds the rows of a query to a temporary table; how many there were."""
+        self._connection.execute(
+            statement(
+                f'CREATE TEMP TABLE IF NOT EXISTS "{self._prefix}_{table}" ON COMMIT DELETE ROWS'
+                f" AS {select} WITH NO DATA"
+            )
+        )
+        rows = self.run(f"fill {table}", f"INSERT INTO {self.name(table)} {select}")
+        self._connection.execute(statement(f"ANALYZE {self.name(table)}"))
+        return rows
+
+    def run(self, what: str, text: str) -> int:
+        """Runs one data-modifying statement; the number of rows it touched."""
+        return self._connection.execute(statement(text)).rowcount
+
+    def row(self, what: str, text: str) -> TupleRow:
+        """The single row of a query."""
+        return one(self._connection, statement(text))
+
+
+class Recorder(Scratch):
+    """Writes down the statements of a refresh instead of running them, for `explain`."""
+
+    def __init__(self) -> None:
+        self.statements: list[tuple[str, str]] = []
+
+    def name(self, table: str) -> str:
+        return f"pg_temp.{table}"
+
+    def fill(self, table: str, select: str) -> int:
+        self.run(f"fill {table}", f"INSERT INTO {self.name(table)}\n{select}")
+        return 0 if table == "gone" else 1  # nothing is missing, everything else is worth showing
+
+    def run(self, what: str, text: str) -> int:
+        self.statements.append((what, text))
+        return 0
+
+    def row(self, what: str, text: str) -> TupleRow:
+        self.statements.append((what, text))
+        return (0, 0, 0)

@@ -1,0 +1,318 @@
+"""Reading a definition view: the server resolves the query, and this module asks it for what a plan needs.
+
+Nothing here guesses: names and dependencies come from the view's stored parse tree, types from the catalog,
+and whether the parser kept the query's meaning from the server's own deparsing of both texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import psycopg
+from psycopg import sql
+
+from headwater.db.connection import Connection, one
+from headwater.db.queries import query
+from headwater.plan import volatility
+from headwater.plan.aggregates import algebra_of
+from headwater.plan.dialect import parse, render
+from headwater.plan.lineage import fingerprint
+from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan, RecomputePlan
+from headwater.plan.operators import Aggregate, ColumnType, Source, SourceColumn, SourceKind
+from headwater.plan.parse import Parsed, Relations, View, parse_query
+from headwater.plan.render import Column, now_sql
+
+DEFINITIONS = "headwater_defs"
+
+# Types whose equality is identity. For the others equal values can differ: 1.0 and 1.00, 0 and -0.
+EXACT_TYPES = frozenset(
+    {16, 17, 18, 19, 20, 21, 23, 25, 26, 650, 829, 869, 1043, 1082, 1083, 1114, 1184, 2950, 3220, 5069}
+)
+INTEGER_TYPES = frozenset({20, 21, 23})
+FLOAT_TYPES = frozenset({700, 701})
+NUMERIC_TYPE = 1700
+# Known to have hash and equality; the rest is asked for.
+COMPARABLE_TYPES = EXACT_TYPES | FLOAT_TYPES | {NUMERIC_TYPE, 1042, 1186, 1266, 3802}
+
+
+@dataclass(frozen=True)
+class ReadRelation:
+    """A relation that a query reads, directly or through plain views."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str  # relkind
+    stream_table_id: int | None
+    temporary: bool
+    system: bool
+    may_select: bool
+    may_trigger: bool
+    obstacle: str | None  # why its changes cannot be captured
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A query as the server understands it, with its plan or the reasons why there is none."""
+
+    oid: int
+    text: str
+    columns: tuple[Column, ...]
+    reads: tuple[ReadRelation, ...]
+    plan: IncrementalPlan | None
+    reasons: tuple[str, ...]
+
+    def maintenance(self, mode: str) -> MaintenancePlan:
+        """The plan that a mode uses: the incremental one, or recomputing through the view itself."""
+        if mode == "differential":
+            assert self.plan is not None
+            return self.plan
+        return RecomputePlan(self.columns, self.text.rstrip().rstrip(";"))
+
+    def fingerprint(self, mode: str) -> str:
+        """Changes when what is computed or stored changes, not when something is renamed."""
+        if mode == "differential":
+            assert self.plan is not None
+            return fingerprint(self.plan.root)
+        return "; ".join(f"{column.name} {column.type.sql}" for column in self.columns)
+
+
+def definition_name(stream_table_id: int) -> sql.Identifier:
+    return sql.Identifier(DEFINITIONS, f"def_{stream_table_id}")
+
+
+def canonical_text(connection: Connection, view: int) -> str:
+    return str(one(connection, query("definition", "canonical_text"), {"view": view})[0])
+
+
+class DefinitionReader:
+    """Reads definitions, and keeps each plan for as long as what it was made from stays the same."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._known: dict[int, tuple[object, Definition]] = {}
+
+    def read(self, view: int) -> Definition:
+        """The definition behind a view.
+
+        Must run in a transaction that may write: types of intermediate results are read off temporary tables.
+        """
+        connection = self._connection
+        text = canonical_text(connection, view)
+        relations = _relations_read(connection, view)
+        plain_views = [item for item in relations if item.kind == "v" and item.stream_table_id is None]
+        types = _Types(connection)
+        columns = types.columns_of([view, *(item.oid for item in relations)])
+        views = {
+            (item.schema, item.name): View(
+                canonical_text(connection, item.oid), tuple(column.name for column in columns[item.oid])
+            )
+            for item in plain_views
+        }
+        made_from = (text, relations, columns, views)
+        if view in self._known and self._known[view][0] == made_from:
+            return self._known[view][1]
+
+        trees, functions = _functions_called(connection, [view, *(item.oid for item in plain_views)])
+        outputs = tuple(Column(column.name, column.type) for column in columns[view])
+        reads = tuple(item for item in relations if item not in plain_views)
+        reasons = volatility.reasons(trees, functions)
+        parsed = Parsed(None)
+        if not reasons:
+            parsed = parse_query(
+                text,
+                tuple(column.name for column in outputs),
+                Relations(
+                    sources={(item.schema, item.name): _source(item, columns[item.oid]) for item in reads},
+                    views=views,
+                    unusable={(item.schema, item.name): item.obstacle for item in reads if item.obstacle},
+                    aggregates=frozenset(item.name for item in functions if item.kind == "a"),
+                    builtin_aggregates=frozenset(
+                        item.name for item in functions if item.kind == "a" and item.builtin
+                    ),
+                ),
+            )
+            reasons = list(parsed.reasons)
+        texts = [text, *(item.text for item in views.values())]
+        if parsed.root is not None and not all(_survives_round_trip(connection, item) for item in texts):
+            reasons.append("the SQL parser does not keep an expression in it as it is")
+            parsed = Parsed(None)
+        plan = _plan(types, parsed, outputs) if parsed.root is not None else None
+        definition = Definition(view, text, outputs, reads, plan, tuple(reasons))
+        self._known[view] = (made_from, definition)
+        return definition
+
+
+def _source(item: ReadRelation, columns: list[SourceColumn]) -> Source:
+    kind: SourceKind = "stream_table" if item.stream_table_id else "table"
+    return Source(item.oid, item.schema, item.name, kind, tuple(columns))
+
+
+def _plan(types: _Types, parsed: Parsed, outputs: tuple[Column, ...]) -> IncrementalPlan:
+    root = parsed.root
+    assert root is not None
+    if not isinstance(root, Aggregate):
+        return BagPlan(outputs, now_sql(root), root)
+    rows = types.columns_of_query(now_sql(root.input))
+    algebra = algebra_of(root, {column.name: column.type for column in rows})
+    return GroupPlan(root, rows, outputs, algebra)
+
+
+def _relations_read(connection: Connection, view: int) -> list[ReadRelation]:
+    found = []
+    for row in connection.execute(query("definition", "relations_read"), {"view": view}):
+        (
+            oid,
+            schema,
+            name,
+            kind,
+            persistence,
+            stream_table_id,
+            children,
+            partition,
+            secured,
+            system,
+            select,
+            trigger,
+        ) = row
+        label = f"{schema}.{name}"
+        obstacle = None
+        if kind == "p" or partition:
+            obstacle = f"{label} is partitioned, and changes of partitions are not captured yet"
+        elif kind == "r" and children:
+            obstacle = f"{label} has inheritance children, whose changes are not captured"
+        elif kind == "f":
+            obstacle = f"{label} is a foreign table: this server does not see its changes"
+        elif kind == "m":
+            obstacle = f"{label} is a materialized view: its refresh leaves no change rows"
+        elif kind == "S":
+            obstacle = f"{label} is a sequence: its changes are not captured"
+        elif secured:
+            obstacle = (
+                f"{label} has row-level security: its changes would show rows that the definer may not read"
+            )
+        found.append(
+            ReadRelation(
+                oid=oid,
+                schema=schema,
+                name=name,
+                kind=kind,
+                stream_table_id=stream_table_id,
+                temporary=persistence == "t",
+                system=system,
+                may_select=select,
+                may_trigger=trigger,
+                obstacle=obstacle,
+            )
+        )
+    return found
+
+
+def _functions_called(
+    connection: Connection, views: Sequence[int]
+) -> tuple[list[str], list[volatility.Function]]:
+    trees = [row[0] for row in connection.execute(query("definition", "parse_trees"), {"views": list(views)})]
+    functions = sorted(set().union(*(volatility.function_oids(tree) for tree in trees)))
+    operators = sorted(set().union(*(volatility.operator_oids(tree) for tree in trees)))
+    rows = connection.execute(
+        query("definition", "functions"), {"functions": functions, "operators": operators}
+    )
+    return trees, [volatility.Function(*row) for row in rows]
+
+
+def _survives_round_trip(connection: Connection, text: str) -> bool:
+    """Whether the parser's text means the same to the server as the text that was parsed."""
+    try:
+        with connection.transaction():
+            connection.execute(
+                sql.SQL("CREATE TEMP VIEW hw_round_trip AS {}").format(sql.SQL(render(parse(text)))),  # type: ignore[arg-type]
+            )
+            view = one(connection, "SELECT 'pg_temp.hw_round_trip'::regclass::oid")[0]
+            deparsed = canonical_text(connection, view)
+            connection.execute("DROP VIEW pg_temp.hw_round_trip")
+    except psycopg.Error:
+        return False
+    return deparsed == text
+
+
+class _Types:
+    """What the server knows about columns, with what it must be asked for each type remembered."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._comparable: dict[str, tuple[bool, bool]] = {}
+
+    def columns_of(self, relations: Sequence[int]) -> dict[int, list[SourceColumn]]:
+        """The live columns of relations."""
+        columns: dict[int, list[SourceColumn]] = {relation: [] for relation in relations}
+        rows = self._connection.execute(
+            query("definition", "columns"), {"relations": list(relations)}
+        ).fetchall()
+        for relation, attnum, name, not_null, generated, *type_facts in rows:
+            kind = self._column_type(*type_facts)
+            columns[relation].append(
+                SourceColumn(attnum, name, kind, not_null=not_null, captured=generated != "v")
+            )
+        return columns
+
+    def columns_of_query(self, text: str) -> tuple[Column, ...]:
+        """The columns of a query's result."""
+        shape = sql.Identifier("pg_temp", "hw_shape")
+        self._connection.execute(
+            sql.SQL("CREATE TEMP TABLE hw_shape ON COMMIT DROP AS {} WITH NO DATA").format(sql.SQL(text))  # type: ignore[arg-type]
+        )
+        relation = one(self._connection, "SELECT 'pg_temp.hw_shape'::regclass::oid")[0]
+        columns = self.columns_of([relation])[relation]
+        self._connection.execute(sql.SQL("DROP TABLE {}").format(shape))
+        return tuple(Column(column.name, column.type) for column in columns)
+
+    def _column_type(
+        self,
+        declared: str,
+        base_oid: int,
+        base: str,
+        typmod: int,
+        category: str,
+        collation: str | None,
+        deterministic: bool,
+        equality: str | None,
+    ) -> ColumnType:
+        kind = ColumnType(
+            sql=declared,
+            base=base,
+            collation=collation,
+            exact=(base_oid in EXACT_TYPES or category == "e") and deterministic,
+            integer=base_oid in INTEGER_TYPES,
+            numeric=base_oid == NUMERIC_TYPE,
+            scaled=base_oid == NUMERIC_TYPE and typmod != -1,
+            floating=base_oid in FLOAT_TYPES,
+        )
+        if equality is not None:
+            kind = replace(kind, equality=equality)
+        if base_oid not in COMPARABLE_TYPES and category != "e":
+            groupable, hashes = self._comparisons(base)
+            kind = replace(kind, groupable=groupable, hashable=hashes)
+        return kind
+
+    def _comparisons(self, base: str) -> tuple[bool, bool]:
+        """Whether GROUP BY and hash_record_extended take a type."""
+        if base not in self._comparable:
+            null = sql.SQL("NULL::{}").format(sql.SQL(base))  # type: ignore[arg-type]
+            self._comparable[base] = (
+                self._works(sql.SQL("SELECT x FROM (SELECT {} AS x) AS t GROUP BY x").format(null)),
+                self._works(sql.SQL("SELECT hash_record_extended(ROW({}), 0)").format(null)),
+            )
+        return self._comparable[base]
+
+    def _works(self, statement: sql.Composed) -> bool:
+        try:
+            with self._connection.transaction():
+                self._connection.execute(statement)
+        except psycopg.Error:
+            return False
+        return True

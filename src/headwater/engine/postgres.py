@@ -1,0 +1,25 @@
+"""The engine inside PostgreSQL: the plan's SQL, run in the refresh's own transaction."""
+
+from __future__ import annotations
+
+from headwater.db.work import Scratch
+from headwater.plan.maintain import BagPlan, GroupPlan
+from headwater.plan.render import Staged
+
+
+class PostgresEngine:
+    """Every plan runs here, for every plan is the user's own SQL."""
+
+    name = "postgres"
+
+    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
+        scratch.fill("delta", plan.delta_sql(staged))
+
+    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
+        scratch.fill("delta", plan.state_delta_sql(staged))
+
+    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
+        scratch.fill("keys", plan.affected_sql(staged))
+
+    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> None:
+        scratch.fill("result", plan.recompute_sql(keys))

@@ -1,0 +1,94 @@
+"""What can go wrong, as classes a caller can catch.
+
+Every error names the object, the reason and the remedy: `message` says what failed and why, `detail`
+adds what the server said, `hint` says what to do. Server errors are told apart by SQLSTATE, never by
+their text, which depends on the server's language.
+"""
+
+from __future__ import annotations
+
+
+class HeadwaterError(Exception):
+    """Base of everything Headwater raises on purpose."""
+
+    def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.detail:
+            lines.append(f"DETAIL: {self.detail}")
+        if self.hint:
+            lines.append(f"HINT: {self.hint}")
+        return "\n".join(lines)
+
+
+class ConnectionFailed(HeadwaterError):
+    """The database cannot be reached, or the connection broke."""
+
+
+class NotInstalled(HeadwaterError):
+    """The database has no catalog of Headwater."""
+
+
+class CatalogVersionMismatch(HeadwaterError):
+    """The catalog is older or newer than this program."""
+
+
+class MissingPrivilege(HeadwaterError):
+    """The role may not do what is asked; the hint holds the GRANT."""
+
+
+class InvalidQuery(HeadwaterError):
+    """The server refuses the defining query: syntax, unknown names, types."""
+
+
+class InvalidSource(HeadwaterError):
+    """The query reads something that cannot be a source: a system catalog, a temporary table."""
+
+
+class InvalidName(HeadwaterError):
+    """A name that cannot be used for a stream table."""
+
+
+class InvalidSetting(HeadwaterError):
+    """An unknown setting, or a value that it does not take."""
+
+
+class AlreadyExists(HeadwaterError):
+    """A relation of that name is there already."""
+
+
+class NotFound(HeadwaterError):
+    """No stream table of that name."""
+
+
+class CyclicDependency(HeadwaterError):
+    """The query would make a stream table depend on itself."""
+
+
+class DependentsExist(HeadwaterError):
+    """Other objects read the stream table that is to be dropped."""
+
+
+class NotIncremental(HeadwaterError):
+    """The query cannot be maintained incrementally, and mode DIFFERENTIAL forbids recomputing it."""
+
+
+class EngineUnavailable(HeadwaterError):
+    """The engine that was asked for cannot run here."""
+
+
+class RefreshFailed(HeadwaterError):
+    """A refresh failed; nothing of it was applied."""
+
+
+class DriftDetected(HeadwaterError):
+    """The stored rows contradict the change rows: the delta does not fit what is stored."""
+
+
+class LockNotAvailable(HeadwaterError):
+    """A lock could not be had in time; the operation can be repeated."""

@@ -1,0 +1,162 @@
+"""What a refresh does and why: operators with their rules, and the statements that it would run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headwater import catalog
+from headwater.capture.triggers import change_table
+from headwater.catalog import Frontier, StreamTable
+from headwater.clock import Phases
+from headwater.db.connection import Connection, transaction
+from headwater.db.work import Recorder
+from headwater.engine.postgres import PostgresEngine
+from headwater.plan.aggregates import obstacle
+from headwater.plan.dialect import render
+from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
+from headwater.plan.operators import Constant, Scan, Select, UnionAll
+from headwater.refresh import Refresher, compute_and_apply, stage
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the plan, with the rule by which its delta is found."""
+
+    depth: int
+    name: str
+    detail: str
+    rule: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One statement of a refresh."""
+
+    name: str
+    sql: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What `headwater explain` shows."""
+
+    stream_table: str
+    requested_mode: str
+    mode: str
+    engine: str
+    engine_reason: str
+    reasons: tuple[str, ...]  # why it is not incremental, or why a part of it is not algebraic
+    query: str
+    operators: tuple[Operator, ...]
+    steps: tuple[Step, ...]
+
+
+def explain(connection: Connection, refresher: Refresher, stream_table: StreamTable) -> Explanation:
+    """Plans a stream table as a refresh would, with every source changed, and writes the statements down."""
+    with transaction(connection, rollback=True):
+        definition = refresher.read_definition(stream_table)
+        plan = definition.maintenance(stream_table.mode)
+        target = refresher.target(stream_table, definition)
+        reasons = list(stream_table.mode_reasons)
+        recorder = Recorder()
+        if isinstance(plan, BagPlan | GroupPlan):
+            sources = catalog.sources_of(connection, stream_table.id)
+            tables = {
+                source.relation: source.change_table or change_table(source.relation) for source in sources
+            }
+            frontier = stream_table.frontier or Frontier(snapshot="1:1:", applied_by="0")
+            changed = frozenset(source.relation for source in plan.sources)
+            staged = stage(recorder, plan, changed, tables, frontier)
+            if staged.tables:
+                compute_and_apply(PostgresEngine(), recorder, plan, staged, target, Phases())
+            if isinstance(plan, GroupPlan):
+                types = {column.name: column.type for column in plan.rows}
+                reasons += [found for call in plan.aggregate.calls if (found := obstacle(call, types))]
+        else:
+            recorder.fill("delta", plan.difference_sql(target.storage))
+    wanted = stream_table.engine
+    return Explanation(
+        stream_table=stream_table.label,
+        requested_mode=stream_table.requested_mode,
+        mode=stream_table.mode,
+        engine=PostgresEngine.name,
+        engine_reason="asked for" if wanted == "postgres" else "the only engine of this version",
+        reasons=tuple(reasons),
+        query=definition.text,
+        operators=tuple(_operators(plan)),
+        steps=tuple(Step(name, sql) for name, sql in recorder.statements),
+    )
+
+
+def _operators(plan: MaintenancePlan) -> Iterator[Operator]:
+    match plan:
+        case GroupPlan():
+            yield _aggregate(plan)
+            yield from _body(plan.aggregate.input, 1)
+        case BagPlan():
+            yield from _body(plan.body, 0)
+        case _:
+            yield Operator(0, "query", "as a whole", "recompute and compare, write the difference")
+
+
+def _aggregate(plan: GroupPlan) -> Operator:
+    keys = ", ".join(_written(plan, key) for key in plan.aggregate.keys) or "one group"
+    calls = ", ".join(_with_arguments(plan, render(call.sql)) for call in plan.aggregate.calls)
+    if plan.algebra is None:
+        rule = "keyed: the affected groups are recomputed by the query itself"
+    elif plan.algebra.extremes:
+        rule = (
+            "algebraic: deltas are added to stored state; a group whose min or max was deleted is rescanned"
+        )
+    else:
+        rule = "algebraic: deltas are added to stored state"
+    name = "distinct" if plan.aggregate.distinct else "aggregate"
+    having = f" having {render(plan.aggregate.having)}" if plan.aggregate.having is not None else ""
+    return Operator(0, name, f"by {keys}" + (f": {calls}" if calls else "") + having, rule)
+
+
+def _written(plan: GroupPlan, column: str) -> str:
+    """An input column of the aggregate as the query writes it."""
+    body = plan.aggregate.input
+    block = body if isinstance(body, Select) else body.branches[0]
+    return render(block.outputs[body.output_names.index(column)].expression).replace('"', "")
+
+
+def _with_arguments(plan: GroupPlan, call: str) -> str:
+    for column in sorted(plan.rows, key=lambda column: -len(column.name)):
+        call = call.replace(f'"i"."{column.name}"', _written(plan, column.name))
+    return call.replace("i.", "")
+
+
+def _body(node: Select | UnionAll | Scan | Constant, depth: int) -> Iterator[Operator]:
+    match node:
+        case UnionAll():
+            yield Operator(
+                depth, "union all", f"{len(node.branches)} branches", "linear: deltas pass through"
+            )
+            for branch in node.branches:
+                yield from _body(branch, depth + 1)
+        case Select():
+            conditions = " and ".join(render(predicate).replace('"', "") for predicate in node.predicates)
+            if len(node.inputs) > 1:
+                rule = "bilinear: each changed input's delta is joined with the others, by telescoping"
+                yield Operator(depth, "join", conditions or "cross product", rule)
+                depth += 1
+            elif conditions:
+                yield Operator(depth, "filter", conditions, "linear: deltas pass through")
+                depth += 1
+            for item in node.inputs:
+                yield from (
+                    Operator(inner.depth, inner.name, f"{inner.detail} as {item.alias}", inner.rule)
+                    if inner.name == "scan" and inner.depth == depth
+                    else inner
+                    for inner in _body(item.node, depth)
+                )
+        case Scan():
+            columns = ", ".join(node.columns) or "no columns"
+            yield Operator(
+                depth, "scan", f"{node.source.label} ({columns})", "captured change rows, consolidated"
+            )
+        case Constant():
+            yield Operator(depth, "values", node.sql, "never changes")

@@ -1,0 +1,112 @@
+"""The record of refreshes: what each did, why it did it that way, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from psycopg.types.json import Jsonb
+
+from headwater.apply.merge import Applied
+from headwater.db.connection import Connection
+from headwater.db.queries import query
+
+Action = Literal["load", "delta", "recompute", "nothing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one refresh of one stream table ended."""
+
+    stream_table: str
+    stream_table_id: int
+    action: Action
+    mode: Literal["differential", "full"]
+    engine: str
+    reason: str
+    started_at: datetime
+    snapshot: str | None = None
+    rows_in: int = 0
+    applied: Applied = Applied()
+    phases: dict[str, float] = field(default_factory=dict)
+    status: Literal["completed", "failed"] = "completed"
+    error: str | None = None
+    sqlstate: str | None = None
+
+    @property
+    def duration_ms(self) -> float:
+        return round(sum(self.phases.values()), 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryEntry:
+    """A row of headwater.refresh_history."""
+
+    id: int
+    stream_table: str
+    mode: str
+    engine: str
+    action: str
+    status: str
+    reason: str
+    started_at: datetime
+    finished_at: datetime
+    duration_ms: float
+    rows_in: int | None
+    rows_inserted: int | None
+    rows_updated: int | None
+    rows_deleted: int | None
+    error: str | None
+    sqlstate: str | None
+    snapshot: str | None
+    phases: dict[str, Any]
+
+
+def record(connection: Connection, outcome: Outcome) -> None:
+    """Writes an outcome; in the transaction of the refresh, so that both commit or neither."""
+    completed = outcome.status == "completed"
+    connection.execute(
+        query("history", "record"),
+        {
+            "stream_table_id": outcome.stream_table_id,
+            "started_at": outcome.started_at,
+            "mode": outcome.mode,
+            "engine": outcome.engine,
+            "action": outcome.action,
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "error": outcome.error,
+            "sqlstate": outcome.sqlstate,
+            "snapshot": outcome.snapshot,
+            "rows_in": outcome.rows_in if completed else None,
+            "rows_inserted": outcome.applied.inserted if completed else None,
+            "rows_updated": outcome.applied.updated if completed else None,
+            "rows_deleted": outcome.applied.deleted if completed else None,
+            "phases": Jsonb(outcome.phases),
+        },
+    )
+
+
+def recent(connection: Connection, stream_table_id: int | None, limit: int) -> list[HistoryEntry]:
+    """The latest refreshes, newest first."""
+    rows = connection.execute(
+        query("history", "recent"),
+        {
+            "stream_table": None if stream_table_id is None else "one",
+            "stream_table_id": stream_table_id,
+            "limit": limit,
+        },
+    )
+    names = HistoryEntry.__dataclass_fields__
+    entries = []
+    for row in rows:
+        values = dict(zip(names, row, strict=True))
+        values["duration_ms"] = float(values["duration_ms"])
+        entries.append(HistoryEntry(**values))
+    return entries
+
+
+def forget(connection: Connection, retention: str) -> None:
+    """Deletes what is older than the retention."""
+    connection.execute(query("history", "forget"), {"retention": retention})

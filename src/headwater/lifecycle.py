@@ -1,0 +1,513 @@
+"""Creating, altering and dropping stream tables.
+
+Creating takes two transactions. The first makes the definition view, plans, installs capture and leaves a
+row with status `initializing`; when it commits, every later write to the sources is captured. The second
+takes its snapshot after that, loads, and makes the stream table readable. Between them the creator holds a
+session lock; a row without it was left by a creator that died, and the next one of its name clears it away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import psycopg
+from psycopg import sql
+
+from headwater import catalog, history
+from headwater.apply import storage
+from headwater.apply.merge import Applied
+from headwater.capture.registry import capture, release_unused
+from headwater.catalog import EngineName, Mode, StreamTable
+from headwater.clock import Phases, parse_duration
+from headwater.config import Settings
+from headwater.db.connection import Connection, one, retried, transaction, translated
+from headwater.db.queries import query
+from headwater.db.work import statement
+from headwater.definition import Definition, DefinitionReader, ReadRelation, definition_name
+from headwater.errors import (
+    AlreadyExists,
+    CyclicDependency,
+    DependentsExist,
+    EngineUnavailable,
+    HeadwaterError,
+    InvalidName,
+    InvalidQuery,
+    InvalidSource,
+    MissingPrivilege,
+    NotFound,
+    NotIncremental,
+)
+from headwater.history import Outcome
+from headwater.plan.lineage import lineage
+from headwater.plan.maintain import HIDDEN
+from headwater.plan.operators import referenced_columns
+from headwater.refresh import Refresher, Request
+
+LIFECYCLE_LOCK = 4_855_311_378
+CREATOR_LOCK = 1_214_607
+"""Class of the session locks that creators hold, one for each stream table."""
+INVALID_TABLE_DEFINITION = "42P16"
+DEPENDENT_OBJECTS = "2BP01"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user may choose for a stream table."""
+
+    mode: Mode = "auto"
+    engine: EngineName = "auto"
+    schedule: str | None = None
+
+
+class Lifecycle:
+    """Changes to which stream tables there are."""
+
+    def __init__(
+        self, connection: Connection, settings: Settings, reader: DefinitionReader, refresher: Refresher
+    ) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._reader = reader
+        self._refresher = refresher
+
+    # create
+
+    def create(self, name: str, text: str, options: Options) -> StreamTable:
+        """Creates a stream table and loads it."""
+        _check_options(name, options)
+        schema, table = catalog.split_name(name)
+        if schema is None:
+            schemas = catalog.user_schemas(self._connection)
+            if not schemas:
+                raise InvalidName(
+                    f"{name} has no schema, and the search_path names none that exists",
+                    hint=f"write schema.{table}",
+                )
+            schema = schemas[0]
+        label = f"{schema}.{table}"
+        self._clear_dead_creation(schema, table)
+        try:
+            stream_table_id = retried(
+                lambda: self._prepare(schema, table, text, options),
+                what=f"create {label}",
+                attempts=self._settings.lock_attempts,
+            )
+        except psycopg.Error as error:
+            raise translated(error, f"create {label}", InvalidQuery) from error
+        try:
+            retried(
+                lambda: self._load(stream_table_id),
+                what=f"create {label}",
+                attempts=self._settings.lock_attempts,
+            )
+        except (Exception, KeyboardInterrupt) as error:
+            if not self._connection.closed:
+                self._remove(stream_table_id, cascade=False)
+                self._unlock_creator(stream_table_id)
+            if isinstance(error, psycopg.Error):
+                raise translated(
+                    error, f"create {label}: loading failed, nothing was kept", InvalidQuery
+                ) from error
+            raise
+        self._unlock_creator(stream_table_id)
+        return catalog.stream_table(self._connection, stream_table_id)
+
+    def _prepare(self, schema: str, table: str, text: str, options: Options) -> int:
+        """The first transaction; returns the id with the creator's session lock held."""
+        connection, label = self._connection, f"{schema}.{table}"
+        stream_table_id: int | None = None
+        try:
+            with transaction(connection, lock_timeout_ms=self._settings.lock_timeout_ms):
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+                self._check_free(schema, table)
+                stream_table_id = one(
+                    connection,
+                    query("catalog", "insert_stream_table"),
+                    {
+                        "schema": schema,
+                        "name": table,
+                        "query": text,
+                        "mode": options.mode,
+                        "engine": options.engine,
+                        "schedule": options.schedule,
+                    },
+                )[0]
+                connection.execute("SELECT pg_advisory_lock(%s, %s)", (CREATOR_LOCK, stream_table_id))
+                view = self._create_definition(stream_table_id, text, label)
+                definition = self._reader.read(view)
+                self._check_definition(label, definition)
+                mode = _effective_mode(label, options.mode, definition)
+                self._register(stream_table_id, definition, mode)
+                # Protects the change rows after this moment until the load has its own snapshot.
+                connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
+        except BaseException:
+            if stream_table_id is not None and not connection.closed:
+                self._unlock_creator(stream_table_id)
+            raise
+        return stream_table_id
+
+    def _check_free(self, schema: str, table: str) -> None:
+        connection = self._connection
+        if not one(connection, "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", (schema,))[0]:
+            raise InvalidName(f"there is no schema {schema}", hint=f'CREATE SCHEMA "{schema}"')
+        if not one(connection, "SELECT has_schema_privilege(%s, 'CREATE')", (schema,))[0]:
+            role = one(connection, "SELECT current_user")[0]
+            raise MissingPrivilege(
+                f"role {role} may not create {schema}.{table}: it lacks CREATE on the schema",
+                hint=f'GRANT CREATE ON SCHEMA "{schema}" TO "{role}"',
+            )
+        row = connection.execute(
+            "SELECT CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'i' THEN 'index'"
+            " WHEN 'S' THEN 'sequence' WHEN 'f' THEN 'foreign table' ELSE 'table' END,"
+            " EXISTS (SELECT FROM headwater.stream_table st WHERE st.relation = c.oid)"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = %s",
+            (schema, table),
+        ).fetchone()
+        if row is not None:
+            kind, is_stream_table = row
+            raise AlreadyExists(
+                f"{'a stream table' if is_stream_table else f'a {kind}'} {schema}.{table} exists already",
+                hint="choose another name, or drop it first",
+            )
+
+    def _create_definition(self, stream_table_id: int, text: str, label: str) -> int:
+        """The definition view, made from the user's text under the user's own search_path."""
+        connection = self._connection
+        name = definition_name(stream_table_id)
+        body = statement(text.strip().rstrip(";"))
+        connection.execute(
+            "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true)"
+        )
+        try:
+            with connection.transaction():
+                # Prepared, so that the server takes one statement and no more.
+                connection.execute(sql.SQL("CREATE VIEW {} AS {}").format(name, body), prepare=True)
+        except psycopg.Error as error:
+            if error.sqlstate == INVALID_TABLE_DEFINITION:
+                self._refuse_temporary(body, label)
+            failure = translated(error, f"create {label}: the server refuses the query", InvalidQuery)
+            if isinstance(failure, InvalidQuery) and not failure.hint:
+                failure.hint = "it must be one SELECT that could define a view; try it in psql first"
+            raise failure from error
+        connection.execute("SELECT set_config('search_path', '', true)")
+        return int(one(connection, "SELECT %s::regclass::oid", (name.as_string(connection),))[0])
+
+    def _refuse_temporary(self, body: sql.SQL, label: str) -> None:
+        """Raises if the query reads a temporary table, which only a temporary view can."""
+        connection = self._connection
+        connection.execute(sql.SQL("CREATE TEMP VIEW hw_probe AS {}").format(body), prepare=True)
+        view = int(one(connection, "SELECT 'pg_temp.hw_probe'::regclass::oid")[0])
+        connection.execute("SELECT set_config('search_path', '', true)")
+        self._check_definition(label, self._reader.read(view))
+
+    def _check_definition(self, label: str, definition: Definition) -> None:
+        for relation in definition.reads:
+            _check_source(label, relation, self._role())
+        if not definition.columns:
+            raise InvalidQuery(f"create {label}: the query has no columns", hint="select at least one")
+        for column in definition.columns:
+            if column.name.startswith(HIDDEN):
+                raise InvalidQuery(
+                    f"create {label}: the column name {column.name} is reserved",
+                    hint=f"names that start with {HIDDEN} are Headwater's own: give it another alias",
+                )
+
+    def _register(self, stream_table_id: int, definition: Definition, mode: str) -> None:
+        """Records what a stream table reads, and captures it if deltas will be wanted."""
+        connection = self._connection
+        connection.execute(
+            query("catalog", "set_planned"),
+            {
+                "id": stream_table_id,
+                "definition": definition.fingerprint(mode),
+                "mode": mode,
+                "reasons": list(definition.reasons) if mode == "full" else [],
+            },
+        )
+        connection.execute(query("catalog", "delete_dependencies"), {"id": stream_table_id})
+        connection.execute(query("catalog", "delete_lineage"), {"id": stream_table_id})
+        source_ids = {}
+        for relation in definition.reads:
+            source_ids[relation.oid] = one(
+                connection,
+                query("catalog", "upsert_source"),
+                {
+                    "relation": relation.oid,
+                    "schema": relation.schema,
+                    "name": relation.name,
+                    "stream_table_id": relation.stream_table_id,
+                },
+            )[0]
+            connection.execute(
+                query("catalog", "add_dependency"),
+                {"stream_table_id": stream_table_id, "source_id": source_ids[relation.oid]},
+            )
+        if stream_table_id in catalog.upstream_of(connection, stream_table_id):
+            raise CyclicDependency(
+                f"stream table {stream_table_id} would depend on itself",
+                hint="a view that it reads shows this very stream table",
+            )
+        if definition.plan is not None:
+            for output, columns in lineage(definition.plan.root).items():
+                for relation_oid, attnum in columns:
+                    connection.execute(
+                        query("catalog", "add_lineage"),
+                        {
+                            "stream_table_id": stream_table_id,
+                            "source_id": source_ids[relation_oid],
+                            "attnum": attnum,
+                            "output_column": output,
+                        },
+                    )
+        if mode == "differential":
+            assert definition.plan is not None
+            wanted = referenced_columns(definition.plan.root)
+            # In the order of their oids: two creations at once take their locks in the same order.
+            for source in sorted(definition.plan.sources, key=lambda source: source.relation):
+                capture(connection, source_ids[source.relation], source, wanted[source.relation])
+
+    def _load(self, stream_table_id: int) -> None:
+        """The second transaction: the first rows, at a snapshot that is the first frontier."""
+        connection, phases = self._connection, Phases()
+        started_at: datetime = one(connection, "SELECT clock_timestamp()")[0]
+        stream_table = catalog.stream_table(connection, stream_table_id)
+        tables = self._refresher.tables_read([stream_table_id])
+        with transaction(connection, repeatable_read=True, lock_timeout_ms=self._settings.lock_timeout_ms):
+            self._refresher.lock_tables(tables)
+            with phases.measure("plan"):
+                connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
+                definition = self._reader.read(self._definition_oid(stream_table_id))
+                plan = definition.maintenance(stream_table.mode)
+            with phases.measure("load"):
+                rows = storage.load(connection, stream_table_id, plan)
+            view = storage.create_view(
+                connection, stream_table.schema, stream_table.name, stream_table_id, plan
+            )
+            connection.execute(query("catalog", "set_active"), {"id": stream_table_id, "relation": view})
+            connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
+            history.record(
+                connection,
+                Outcome(
+                    stream_table=stream_table.label,
+                    stream_table_id=stream_table_id,
+                    action="load",
+                    mode="full",
+                    engine="postgres",
+                    reason="it was created",
+                    started_at=started_at,
+                    snapshot=one(connection, "SELECT pg_current_snapshot()::text")[0],
+                    rows_in=rows,
+                    applied=Applied(inserted=rows),
+                    phases=phases.milliseconds,
+                ),
+            )
+
+    def _clear_dead_creation(self, schema: str, table: str) -> None:
+        """Removes what a creator left that died between its two transactions."""
+        row = self._connection.execute(
+            "SELECT id FROM headwater.stream_table"
+            " WHERE schema_name = %s AND table_name = %s AND status = 'initializing'",
+            (schema, table),
+        ).fetchone()
+        if row is None:
+            return
+        if not one(self._connection, "SELECT pg_try_advisory_lock(%s, %s)", (CREATOR_LOCK, row[0]))[0]:
+            raise AlreadyExists(
+                f"{schema}.{table} is being created by another session", hint="wait for it to finish"
+            )
+        try:
+            self._remove(row[0], cascade=False)
+        finally:
+            self._unlock_creator(row[0])
+
+    def _unlock_creator(self, stream_table_id: int) -> None:
+        self._connection.execute("SELECT pg_advisory_unlock(%s, %s)", (CREATOR_LOCK, stream_table_id))
+
+    # alter
+
+    def alter(
+        self,
+        stream_table: StreamTable,
+        *,
+        mode: Mode | None = None,
+        engine: EngineName | None = None,
+        schedule: str | None = None,
+        unscheduled: bool = False,
+        status: str | None = None,
+    ) -> StreamTable:
+        """Changes options; a mode that needs other storage rebuilds it."""
+        _check_options(
+            stream_table.label, Options(mode=mode or "auto", engine=engine or "auto", schedule=schedule)
+        )
+        effective = stream_table.mode
+
+        def change() -> str:
+            nonlocal effective
+            with transaction(self._connection, lock_timeout_ms=self._settings.lock_timeout_ms):
+                self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+                self._connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
+                self._connection.execute(
+                    query("catalog", "set_options"),
+                    {
+                        "id": stream_table.id,
+                        "change_schedule": schedule is not None or unscheduled,
+                        "schedule": schedule,
+                        "engine": engine,
+                        "mode": mode,
+                        "status": status,
+                    },
+                )
+                if mode is not None:
+                    definition = self._reader.read(self._definition_oid(stream_table.id))
+                    effective = _effective_mode(stream_table.label, mode, definition)
+                    if effective != stream_table.mode:
+                        self._change_mode(stream_table.id, definition, effective)
+            return effective
+
+        try:
+            retried(change, what=f"alter {stream_table.label}", attempts=self._settings.lock_attempts)
+        except psycopg.Error as error:
+            raise translated(error, f"alter {stream_table.label}", HeadwaterError) from error
+        if effective != stream_table.mode:
+            self._refresher.refresh(stream_table.id, Request(full=True))
+        return catalog.stream_table(self._connection, stream_table.id)
+
+    def _change_mode(self, stream_table_id: int, definition: Definition, mode: str) -> None:
+        self._register(stream_table_id, definition, mode)
+        # What is stored does not fit the new mode: the next refresh replaces it.
+        self._connection.execute(
+            "UPDATE headwater.stream_table SET definition = NULL WHERE id = %s", (stream_table_id,)
+        )
+        self._connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
+        self._connection.execute(
+            query("catalog", "set_rebuild_reason"),
+            {"id": stream_table_id, "reason": f"its mode was changed to {mode}"},
+        )
+        release_unused(self._connection)
+
+    # drop
+
+    def drop(self, stream_table: StreamTable, *, cascade: bool = False) -> list[str]:
+        """Drops a stream table, and with cascade all that read it; the names of what was dropped."""
+        try:
+            return self._remove(stream_table.id, cascade=cascade)
+        except psycopg.Error as error:
+            if error.sqlstate == DEPENDENT_OBJECTS:
+                raise DependentsExist(
+                    f"drop {stream_table.label}: other objects read it",
+                    detail=error.diag.message_detail or "",
+                    hint="drop them first, or use --cascade to drop them with it",
+                ) from error
+            raise translated(error, f"drop {stream_table.label}", HeadwaterError) from error
+
+    def _remove(self, stream_table_id: int, *, cascade: bool) -> list[str]:
+        return retried(
+            lambda: self._remove_once(stream_table_id, cascade=cascade),
+            what="drop",
+            attempts=self._settings.lock_attempts,
+        )
+
+    def _remove_once(self, stream_table_id: int, *, cascade: bool) -> list[str]:
+        connection, dropped = self._connection, []
+        with transaction(connection, lock_timeout_ms=self._settings.lock_timeout_ms):
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+            members = catalog.with_dependents(connection, stream_table_id)
+            readers = [
+                catalog.stream_table(connection, member) for member in members if member != stream_table_id
+            ]
+            if readers and not cascade:
+                raise DependentsExist(
+                    f"drop {catalog.stream_table(connection, stream_table_id).label}: other stream tables read it",
+                    detail=", ".join(reader.label for reader in readers),
+                    hint="drop them first, or use --cascade to drop them with it",
+                )
+            for member in reversed(members):
+                dropped.append(self._remove_one(member, cascade=cascade))
+            release_unused(connection)
+        return dropped
+
+    def _remove_one(self, stream_table_id: int, *, cascade: bool) -> str:
+        connection = self._connection
+        connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table_id})
+        found = catalog.stream_tables(connection, [stream_table_id])
+        if not found:
+            raise NotFound(f"stream table {stream_table_id} is gone", hint="it was dropped in the meantime")
+        stream_table = found[0]
+        if stream_table.relation is not None:
+            connection.execute(
+                sql.SQL("DROP VIEW IF EXISTS {}{}").format(
+                    sql.Identifier(stream_table.schema, stream_table.name),
+                    sql.SQL(" CASCADE" if cascade else ""),
+                )
+            )
+        connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(definition_name(stream_table_id)))
+        storage.drop(connection, stream_table_id)
+        own = connection.execute(query("refresh", "own_change_table"), {"id": stream_table_id}).fetchone()
+        if own is not None:
+            connection.execute(
+                sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier("headwater_changes", own[0]))
+            )
+        connection.execute(query("catalog", "delete_stream_table"), {"id": stream_table_id})
+        return stream_table.label
+
+    # shared
+
+    def _definition_oid(self, stream_table_id: int) -> int:
+        name = definition_name(stream_table_id).as_string(self._connection)
+        return int(one(self._connection, "SELECT %s::regclass::oid", (name,))[0])
+
+    def _role(self) -> str:
+        return str(one(self._connection, "SELECT current_user")[0])
+
+
+def _check_options(label: str, options: Options) -> None:
+    if options.schedule is not None:
+        parse_duration(options.schedule)
+    if options.engine == "spark":
+        raise EngineUnavailable(
+            f"{label} cannot run on Spark: this version has no Spark engine",
+            hint="use --engine auto or postgres",
+        )
+
+
+def _check_source(label: str, relation: ReadRelation, role: str) -> None:
+    if relation.temporary:
+        raise InvalidSource(
+            f"create {label}: {relation.label} is a temporary table, which ends with its session",
+            hint="use a permanent table",
+        )
+    if relation.system:
+        raise InvalidSource(
+            f"create {label}: {relation.label} is a system catalog, whose changes cannot be captured",
+            hint="copy what you need into a table of your own",
+        )
+    missing = []
+    if not relation.may_select:
+        missing.append("SELECT")
+    if relation.kind == "r" and not relation.may_trigger:
+        missing.append("TRIGGER")
+    if missing:
+        raise MissingPrivilege(
+            f"create {label}: role {role} lacks {' and '.join(missing)} on {relation.label}",
+            hint=f'GRANT {", ".join(missing)} ON "{relation.schema}"."{relation.name}" TO "{role}"',
+        )
+
+
+def _effective_mode(label: str, requested: Mode, definition: Definition) -> str:
+    if requested == "full":
+        return "full"
+    if definition.plan is not None:
+        return "differential"
+    if requested == "differential":
+        raise NotIncremental(
+            f"{label} cannot be maintained incrementally: {_joined(definition.reasons)}",
+            hint="use mode auto or full to recompute it at each refresh",
+        )
+    return "full"
+
+
+def _joined(reasons: Sequence[str]) -> str:
+    return "; ".join(reasons)

@@ -1,0 +1,90 @@
+"""What operators see of each stream table: how far it is, what waits for it, what its last refresh did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from headwater import catalog
+from headwater.apply.storage import storage_sql
+from headwater.capture import buffers
+from headwater.config import Settings
+from headwater.db.connection import Connection, one
+from headwater.db.work import statement
+
+COUNTED_ROWS = 100_000
+"""Stored rows are counted up to here; beyond, the server's estimate is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamTableStatus:
+    """A stream table as `headwater list` and `headwater status` show it."""
+
+    stream_table: str
+    status: str
+    mode: str
+    requested_mode: str
+    engine: str
+    schedule: str | None
+    reason: str | None  # why it is not differential
+    rebuild_reason: str | None
+    rows: int | None
+    pending_rows: int  # change rows that wait, counted up to headwater.max_buffer_rows
+    last_action: str | None
+    last_refresh_at: datetime | None
+    last_refresh_ms: float | None
+    lag_seconds: float | None  # 0 when nothing waits, else the time since the last refresh
+    frontier: str | None
+    sources: tuple[str, ...]
+
+
+def statuses(connection: Connection, ids: list[int] | None, settings: Settings) -> list[StreamTableStatus]:
+    """The state of all stream tables, or of those with these ids."""
+    last = {
+        row[0]: row[1:]
+        for row in connection.execute(
+            "SELECT id, last_action, last_refresh_at, last_refresh_ms,"
+            " extract(epoch FROM clock_timestamp() - last_refresh_at) FROM headwater.stream_tables"
+        )
+    }
+    found = []
+    for stream_table in catalog.stream_tables(connection, ids):
+        sources = catalog.sources_of(connection, stream_table.id)
+        waiting = 0
+        if stream_table.mode == "differential" and stream_table.frontier is not None:
+            pending = buffers.pending(connection, sources, stream_table.frontier, settings.max_buffer_rows)
+            waiting = sum(item.rows for item in pending.values())
+        action, refreshed_at, milliseconds, age = last[stream_table.id]
+        current = stream_table.mode == "differential" and not waiting and stream_table.rebuild_reason is None
+        found.append(
+            StreamTableStatus(
+                stream_table=stream_table.label,
+                status=stream_table.status,
+                mode=stream_table.mode,
+                requested_mode=stream_table.requested_mode,
+                engine=stream_table.engine,
+                schedule=stream_table.schedule,
+                reason="; ".join(stream_table.mode_reasons) or None,
+                rebuild_reason=stream_table.rebuild_reason,
+                rows=_rows(connection, stream_table.id) if stream_table.status != "initializing" else None,
+                pending_rows=waiting,
+                last_action=action,
+                last_refresh_at=refreshed_at,
+                last_refresh_ms=float(milliseconds) if milliseconds is not None else None,
+                lag_seconds=0.0 if current else (float(age) if age is not None else None),
+                frontier=stream_table.frontier.snapshot if stream_table.frontier else None,
+                sources=tuple(source.label for source in sources),
+            )
+        )
+    return found
+
+
+def _rows(connection: Connection, stream_table_id: int) -> int:
+    table = storage_sql(stream_table_id)
+    counted: int = one(
+        connection, statement(f"SELECT count(*) FROM (SELECT FROM {table} LIMIT {COUNTED_ROWS}) AS t")
+    )[0]
+    if counted < COUNTED_ROWS:
+        return counted
+    estimate: float = one(connection, "SELECT reltuples FROM pg_class WHERE oid = %s::regclass", (table,))[0]
+    return max(counted, int(estimate))

@@ -1,0 +1,320 @@
+"""How a stream table's stored rows follow its query: the plan that a refresh executes and `explain` prints.
+
+Two shapes of storage cover every operator there is:
+
+- a *bag* holds the rows of a linear or bilinear query, duplicates included; its delta is a weighted relation;
+- *groups* hold one row per key; a refresh finds the affected keys, works out their new rows, and reconciles
+  them with the stored ones. With an algebra the new rows come from the stored state and the delta of the
+  input; without one they are recomputed by the query itself, restricted to the affected keys.
+
+Everything that must differ from the user's columns is in hidden columns whose names start with `__hw_`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from sqlglot import exp
+
+from headwater.plan.aggregates import (
+    ROW_COUNT,
+    Algebra,
+    delta_columns,
+    merged,
+    over_delta,
+    over_rows,
+    rescan_condition,
+)
+from headwater.plan.dialect import identifier, render
+from headwater.plan.operators import Aggregate, Body, Root, Scan, Select, Source, sources_of
+from headwater.plan.parse import GROUP
+from headwater.plan.render import (
+    HAS_NULL,
+    HASH,
+    WEIGHT,
+    Column,
+    KeyFilter,
+    Staged,
+    consolidated_sql,
+    delta_sql,
+    hash_sql,
+    hashable,
+    identity,
+    now_sql,
+    null_safe_equal,
+)
+
+HIDDEN = "__hw_"
+VISIBLE = "__hw_visible"
+
+
+@dataclass(frozen=True)
+class RecomputePlan:
+    """Maintenance by recomputing and comparing; the rows are a bag, whatever the query."""
+
+    outputs: tuple[Column, ...]
+    query: str
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return ()
+
+    @cached_property
+    def stored_columns(self) -> tuple[str, ...]:
+        return (*(column.name for column in self.outputs), HASH)
+
+    @property
+    def hides_groups(self) -> bool:
+        return False
+
+    def full_sql(self) -> str:
+        """All rows as they are stored, recomputed from the sources."""
+        columns = ", ".join(f"z.{column.sql}" for column in self.outputs)
+        return f"SELECT {columns}, {self._hash('z')} AS {HASH} FROM (\n{self.query}\n) AS z"
+
+    def difference_sql(self, storage: str) -> str:
+        """The weighted change that turns the stored rows into the query's present result."""
+        columns = ", ".join(column.sql for column in self.outputs)
+        return self._delta_sql(
+            f"SELECT {columns}, 1::bigint AS {WEIGHT} FROM (\n{self.query}\n) AS n\n"
+            f"UNION ALL\nSELECT {columns}, -1 FROM {storage}"
+        )
+
+    def same_row(self, left: str, right: str) -> str:
+        """The condition that two stored rows are indistinguishable."""
+        return " AND ".join(
+            [
+                f"{left}.{HASH} = {right}.{HASH}",
+                *(
+                    f"{identity(f'{left}.{column.sql}', column.type)} IS NOT DISTINCT FROM "
+                    f"{identity(f'{right}.{column.sql}', column.type)}"
+                    for column in self.outputs
+                ),
+            ]
+        )
+
+    def _delta_sql(self, weighted: str) -> str:
+        columns = ", ".join(f"z.{column.sql}" for column in self.outputs)
+        delta = consolidated_sql(weighted, self.outputs)
+        return f"SELECT {columns}, {self._hash('z')} AS {HASH}, z.{WEIGHT} FROM (\n{delta}\n) AS z"
+
+    def _hash(self, alias: str) -> str:
+        return hash_sql([identity(f"{alias}.{column.sql}", column.type) for column in self.outputs])
+
+
+@dataclass(frozen=True)
+class BagPlan(RecomputePlan):
+    """Maintenance of a query without grouping: its weighted delta is applied as it is."""
+
+    body: Body
+
+    @property
+    def root(self) -> Root:
+        return self.body
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return sources_of(self.body)
+
+    def delta_sql(self, staged: Staged) -> str:
+        """The weighted change of the stored rows."""
+        return self._delta_sql(delta_sql(self.body, staged))
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Maintenance of a query with GROUP BY or DISTINCT at the top."""
+
+    aggregate: Aggregate
+    rows: tuple[Column, ...]  # columns of the aggregate's input
+    outputs: tuple[Column, ...]
+    algebra: Algebra | None
+
+    @property
+    def root(self) -> Root:
+        return self.aggregate
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return sources_of(self.aggregate)
+
+    @cached_property
+    def keys(self) -> tuple[Column, ...]:
+        """The columns of the input by which rows are grouped."""
+        return tuple(
+            Column(column.name, column.type, nullable=not self._never_null(column.name))
+            for name in self.aggregate.keys
+            for column in self.rows
+            if column.name == name
+        )
+
+    @cached_property
+    def stored_keys(self) -> dict[str, str]:
+        """Key to the stored column that holds it: a user's column if one shows just the key."""
+        shown: dict[str, str] = {}
+        for output in self.aggregate.outputs:
+            if isinstance(output.expression, exp.Column):
+                shown.setdefault(output.expression.name, output.name)
+        return {key.name: shown.get(key.name, f"{HIDDEN}{key.name}") for key in self.keys}
+
+    @cached_property
+    def stored_columns(self) -> tuple[str, ...]:
+        names = [column.name for column in self.outputs]
+        names += [name for name in self.stored_keys.values() if name not in names]
+        if self.algebra:
+            names += [state.name for state in self.algebra.states]
+        if self.hides_groups:
+            names.append(VISIBLE)
+        return (*names, HASH)
+
+    @property
+    def hides_groups(self) -> bool:
+        """Groups that HAVING excludes are kept when their state is needed to see them come back."""
+        return self.algebra is not None and self.aggregate.having is not None
+
+    def full_sql(self) -> str:
+        """All rows as they are stored, recomputed from the sources."""
+        return self._groups_sql(now_sql(self.aggregate.input))
+
+    def recompute_sql(self, key_table: str) -> str:
+        """The rows of the groups in a key table, recomputed from the sources."""
+        return self._groups_sql(now_sql(self.aggregate.input, KeyFilter(key_table, self.keys)))
+
+    def affected_sql(self, staged: Staged) -> str:
+        """The distinct keys that occur in the input's delta."""
+        delta = consolidated_sql(delta_sql(self.aggregate.input, staged), self.rows)
+        return f"SELECT DISTINCT {self._key_columns('d')} FROM (\n{delta}\n) AS d"
+
+    def state_delta_sql(self, staged: Staged) -> str:
+        """For each affected key what to add to its stored state."""
+        assert self.algebra is not None
+        delta = delta_sql(self.aggregate.input, staged)
+        if self.algebra.extremes:
+            # An extreme looks at single rows, so rows that cancel out must be gone.
+            delta = consolidated_sql(delta, self.rows)
+        columns = [
+            f"{expression} AS {identifier(name)}"
+            for state in self.algebra.states
+            for name, expression in zip(delta_columns(state), over_delta(state, WEIGHT), strict=True)
+        ]
+        keys = [f"d.{key.sql}" for key in self.keys]
+        group = f" GROUP BY {', '.join(keys)}" if keys else ""
+        return f"SELECT {', '.join([self._key_columns('d'), *columns])} FROM (\n{delta}\n) AS d{group}"
+
+    def rescan_sql(self, delta_table: str, storage: str) -> str | None:
+        """The keys whose state cannot be had by adding, or None if that cannot happen."""
+        assert self.algebra is not None
+        conditions = [found for state in self.algebra.states if (found := rescan_condition(state))]
+        if not conditions:
+            return None
+        keys = ", ".join(f"d.{name}" for name in self.key_table_columns)
+        return (
+            f"SELECT {keys} FROM {delta_table} AS d LEFT JOIN {storage} AS s ON {self.same_key('s', 'd')}"
+            f" WHERE {' OR '.join(conditions)}"
+        )
+
+    def merge_sql(self, delta_table: str, storage: str, rescanned: str | None) -> str:
+        """The new rows of the affected groups from stored state and delta, less those that are rescanned."""
+        assert self.algebra is not None
+        states = [f"{merged(state)} AS {identifier(state.name)}" for state in self.algebra.states]
+        keys = [f"d.{key.sql}" for key in self.keys]
+        conditions = []
+        if rescanned:
+            conditions.append(
+                f"NOT EXISTS (SELECT FROM {rescanned} AS k WHERE {self.same_affected('k', 'd')})"
+            )
+        merged_states = (
+            f"SELECT {', '.join([*keys, *states])} FROM {delta_table} AS d"
+            f" LEFT JOIN {storage} AS s ON {self.same_key('s', 'd')}"
+            + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
+        )
+        return self._finished_sql(merged_states) + (f" WHERE g.{ROW_COUNT} <> 0" if self.keys else "")
+
+    @cached_property
+    def key_table_columns(self) -> tuple[str, ...]:
+        return (*(key.sql for key in self.keys), HASH, HAS_NULL)
+
+    def same_key(self, stored: str, affected: str) -> str:
+        """A stored row has the key of a row in a key table."""
+        return self._same_key(stored, affected, self.stored_keys)
+
+    def same_affected(self, left: str, right: str) -> str:
+        """Two rows of key tables have the same key."""
+        return self._same_key(left, right, {key.name: key.name for key in self.keys})
+
+    def same_stored(self, left: str, right: str) -> str:
+        """Two stored rows have the same key."""
+        keys = [
+            null_safe_equal(f"{left}.{identifier(name)}", f"{right}.{identifier(name)}", key.type)
+            for key in self.keys
+            for name in [self.stored_keys[key.name]]
+        ]
+        return " AND ".join([f"{left}.{HASH} = {right}.{HASH}", *keys])
+
+    def _same_key(self, left: str, right: str, names: dict[str, str]) -> str:
+        keys = [
+            null_safe_equal(f"{left}.{identifier(names[key.name])}", f"{right}.{key.sql}", key.type)
+            for key in self.keys
+        ]
+        return " AND ".join([f"{left}.{HASH} = {right}.{HASH}", *keys])
+
+    def _key_columns(self, alias: str) -> str:
+        """The key, its hash, and whether it has a NULL."""
+        keys = [f"{alias}.{key.sql}" for key in self.keys]
+        nullable = [f"{alias}.{key.sql} IS NULL" for key in self.keys if key.nullable]
+        return ", ".join(
+            [*keys, f"{self._key_hash(alias)} AS {HASH}", f"{' OR '.join(nullable) or 'false'} AS {HAS_NULL}"]
+        )
+
+    def _key_hash(self, alias: str) -> str:
+        return hash_sql([hashable(f"{alias}.{key.sql}", key.type) for key in self.keys])
+
+    def _groups_sql(self, rows: str) -> str:
+        """Rows aggregated and finished into stored rows."""
+        keys = [f"i.{key.sql}" for key in self.keys]
+        if self.algebra:
+            columns = [f"{over_rows(state)} AS {identifier(state.name)}" for state in self.algebra.states]
+        else:
+            columns = [f"{render(call.sql)} AS {identifier(call.name)}" for call in self.aggregate.calls]
+        group = f" GROUP BY {', '.join(keys)}" if keys else ""
+        return self._finished_sql(f"SELECT {', '.join([*keys, *columns])} FROM (\n{rows}\n) AS i{group}")
+
+    def _finished_sql(self, groups: str) -> str:
+        """States or call values turned into the stored columns: outputs, hidden keys, states, hash."""
+        if self.algebra:
+            finals = [f"{sql} AS {identifier(name)}" for name, sql in self.algebra.finals]
+            groups = f"SELECT {', '.join(['s.*', *finals])} FROM (\n{groups}\n) AS s"
+        columns = [f"{render(out.expression)} AS {identifier(out.name)}" for out in self.aggregate.outputs]
+        shown = {output.name for output in self.aggregate.outputs}
+        columns += [
+            f"{GROUP}.{identifier(key)} AS {identifier(stored)}"
+            for key, stored in self.stored_keys.items()
+            if stored not in shown
+        ]
+        if self.algebra:
+            columns += [f"{GROUP}.{identifier(state.name)}" for state in self.algebra.states]
+        having = f"({render(self.aggregate.having)})" if self.aggregate.having is not None else ""
+        if self.hides_groups:
+            columns.append(f"{having} IS TRUE AS {VISIBLE}")
+        columns.append(f"{self._key_hash(GROUP)} AS {HASH}")
+        condition = f" WHERE {having}" if having and not self.hides_groups else ""
+        return f"SELECT {', '.join(columns)} FROM (\n{groups}\n) AS {GROUP}{condition}"
+
+    def _never_null(self, name: str) -> bool:
+        """A key that is a NOT NULL column of a source in every branch of the input."""
+        body = self.aggregate.input
+        blocks = (body,) if isinstance(body, Select) else body.branches
+        position = body.output_names.index(name)
+        return all(_is_not_null_column(block, block.outputs[position].expression) for block in blocks)
+
+
+def _is_not_null_column(block: Select, expression: exp.Expression) -> bool:
+    if not isinstance(expression, exp.Column):
+        return False
+    node = next((item.node for item in block.inputs if item.alias == expression.table), None)
+    return isinstance(node, Scan) and node.source.column(expression.name).not_null
+
+
+IncrementalPlan = BagPlan | GroupPlan
+MaintenancePlan = RecomputePlan | GroupPlan

@@ -1,0 +1,209 @@
+"""The operators of a plan: immutable nouns with typed columns.
+
+An expression is a sqlglot tree whose column references are always qualified by the alias of an input. Trees
+are never changed in place; who wants another one copies it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sqlglot import exp
+
+SourceKind = Literal["table", "stream_table"]
+
+
+class Unsupported(Exception):
+    """A construct that no delta rule covers; the message is the reason a user reads."""
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """What the server says about a column of a relation or of an intermediate result."""
+
+    sql: str  # as format_type writes it, schema-qualified where needed
+    base: str  # the type behind a domain, else the same as `sql`
+    collation: str | None = None  # as SQL, when it is not the type's default
+    exact: bool = True  # equal values are indistinguishable: 1.0 = 1.00 makes numeric inexact
+    groupable: bool = True  # has an equality that GROUP BY can use
+    hashable: bool = True  # hash_record_extended takes it
+    equality: str = "OPERATOR(pg_catalog.=)"  # of its default operator class, for search_path is empty
+    integer: bool = False
+    numeric: bool = False
+    scaled: bool = False  # numeric with a declared scale
+    floating: bool = False
+
+
+@dataclass(frozen=True)
+class SourceColumn:
+    """A column of a base table or stream table."""
+
+    attnum: int
+    name: str
+    type: ColumnType
+    not_null: bool = False
+    captured: bool = True  # a virtual generated column is not in a trigger's transition table
+
+    @property
+    def change_column(self) -> str:
+        """Its name in the change table: by position in the catalog, so that a rename changes nothing."""
+        return f"c{self.attnum}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A relation whose changes are captured: a table, or the view users read of a stream table."""
+
+    relation: int  # oid
+    schema: str
+    name: str
+    kind: SourceKind
+    columns: tuple[SourceColumn, ...]
+
+    def column(self, name: str) -> SourceColumn:
+        return next(column for column in self.columns if column.name == name)
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A named column of a node and the expression that makes it."""
+
+    name: str
+    expression: exp.Expression = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A source, reduced to the columns that the query reads."""
+
+    source: Source
+    columns: tuple[str, ...]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.columns
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Rows that never change: VALUES, or a SELECT without FROM."""
+
+    sql: str
+    columns: tuple[str, ...]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.columns
+
+
+@dataclass(frozen=True)
+class Input:
+    """A node under the alias by which expressions refer to it."""
+
+    alias: str
+    node: Scan | Constant | UnionAll
+
+
+@dataclass(frozen=True)
+class Select:
+    """Inner and cross joins, filter and projection in one block: bilinear in its inputs, linear in each."""
+
+    inputs: tuple[Input, ...]
+    predicates: tuple[exp.Expression, ...] = field(hash=False)
+    outputs: tuple[Output, ...]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(output.name for output in self.outputs)
+
+
+@dataclass(frozen=True)
+class UnionAll:
+    """The branches one after the other; columns are matched by position and named by the first branch."""
+
+    branches: tuple[Select, ...]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.branches[0].output_names
+
+
+Body = Select | UnionAll
+"""What is linear or bilinear: its delta needs no stored result."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One aggregate call. Its arguments are columns of the aggregate's input, its constants stay in place."""
+
+    name: str  # column name in the aggregate's result
+    function: str  # lower case, without schema
+    builtin: bool
+    sql: exp.Expression = field(hash=False)  # the call as written, over the input's columns
+    arguments: tuple[str, ...]  # input columns it reads
+    distinct: bool = False
+    ordered: bool = False
+    filter: str | None = None  # input column that holds the FILTER condition
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """GROUP BY. `outputs` and `having` are expressions over the keys and the calls, by their names.
+
+    With no keys there is exactly one group, and it exists even when the input is empty.
+    """
+
+    input: Body
+    keys: tuple[str, ...]  # columns of the input
+    calls: tuple[Call, ...]
+    having: exp.Expression | None = field(hash=False)
+    outputs: tuple[Output, ...]
+    distinct: bool = False  # written as DISTINCT or UNION rather than as GROUP BY
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(output.name for output in self.outputs)
+
+
+Root = Select | UnionAll | Aggregate
+
+
+def scans(node: Root | Scan | Constant) -> Iterator[Scan]:
+    """Every scan below a node, in the order of the query; a self join yields its source twice."""
+    match node:
+        case Scan():
+            yield node
+        case Constant():
+            return
+        case Select():
+            for item in node.inputs:
+                yield from scans(item.node)
+        case UnionAll():
+            for branch in node.branches:
+                yield from scans(branch)
+        case Aggregate():
+            yield from scans(node.input)
+
+
+def referenced_columns(root: Root) -> dict[int, tuple[str, ...]]:
+    """For each source (by oid) the columns that the plan reads, in the source's own order."""
+    wanted: dict[int, set[str]] = {}
+    sources: dict[int, Source] = {}
+    for scan in scans(root):
+        wanted.setdefault(scan.source.relation, set()).update(scan.columns)
+        sources[scan.source.relation] = scan.source
+    return {
+        relation: tuple(column.name for column in sources[relation].columns if column.name in names)
+        for relation, names in wanted.items()
+    }
+
+
+def sources_of(root: Root) -> tuple[Source, ...]:
+    """The distinct sources of a plan, in the order of their first appearance."""
+    return tuple({scan.source.relation: scan.source for scan in scans(root)}.values())

@@ -1,0 +1,436 @@
+"""One refresh, end to end.
+
+1. Lock the sources against TRUNCATE and rewrites, which no snapshot protects from; then take the snapshot.
+2. Choose: nothing changed, a delta, or recomputing.
+3. Compute with the engine, apply, write the change rows of dependents, the frontier and the history.
+4. Commit. All of 1 to 3 is one REPEATABLE READ transaction: a crash leaves the old state or the new one.
+5. In a transaction of its own, delete the change rows that nobody needs any more.
+
+A stream table that reads other stream tables is refreshed together with them, in the order of the graph, in
+one transaction at one snapshot, so a diamond is never seen with one side ahead of the other.
+
+Two refreshes of one stream table at once: the second waits at the row lock and then fails with 40001, for
+the row changed after its snapshot; `retried` runs it again, and it finds little or nothing left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import psycopg
+from psycopg import sql
+
+from headwater import catalog, history
+from headwater.apply import storage
+from headwater.apply.merge import Applied, Target, apply_bag, apply_groups, emit_difference
+from headwater.capture import buffers
+from headwater.catalog import CatalogSource, Frontier, StreamTable
+from headwater.clock import Phases
+from headwater.config import Settings
+from headwater.db.connection import Connection, one, retried, transaction, translated
+from headwater.db.queries import query
+from headwater.db.work import Scratch
+from headwater.definition import Definition, DefinitionReader, definition_name
+from headwater.engine.base import Engine
+from headwater.engine.postgres import PostgresEngine
+from headwater.errors import DriftDetected, EngineUnavailable, HeadwaterError, RefreshFailed
+from headwater.history import Outcome
+from headwater.plan.maintain import BagPlan, GroupPlan, RecomputePlan
+from headwater.plan.operators import referenced_columns
+from headwater.plan.render import Staged
+
+ScratchFactory = Callable[[Connection, str], Scratch]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller wants of a refresh."""
+
+    full: bool = False
+    engine: str | None = None  # overrides the stream table's own
+
+
+@dataclass(frozen=True)
+class _Choice:
+    action: history.Action
+    reason: str
+    rows_in: int = 0
+    changed: frozenset[int] = frozenset()
+    release: bool = False  # nothing to do, but moving the frontier lets consumed change rows go
+
+
+class Refresher:
+    """Refreshes stream tables over one connection."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        settings: Settings,
+        reader: DefinitionReader,
+        scratch: ScratchFactory = Scratch,
+    ) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._reader = reader
+        self._scratch = scratch
+
+    def refresh(self, stream_table_id: int, request: Request) -> list[Outcome]:
+        """Refreshes a stream table and those it reads; outcomes in the order of the graph."""
+        started_at: datetime = one(self._connection, "SELECT clock_timestamp()")[0]
+        label = catalog.stream_table(self._connection, stream_table_id).label
+        try:
+            try:
+                outcomes = self._attempts(stream_table_id, request, started_at, label)
+            except DriftDetected as drift:
+                # Recorded as what it was; recomputing is the remedy.
+                self._mark_for_rebuild(stream_table_id, f"{drift.message}: {drift.detail}")
+                outcomes = self._attempts(stream_table_id, request, started_at, label)
+        except (psycopg.Error, HeadwaterError) as error:
+            failure = (
+                translated(error, f"refresh of {label}", RefreshFailed)
+                if isinstance(error, psycopg.Error)
+                else error
+            )
+            self._record_failure(stream_table_id, started_at, failure, getattr(error, "sqlstate", None))
+            raise failure from error
+        if any(outcome.action != "nothing" for outcome in outcomes):
+            self._clean([outcome.stream_table_id for outcome in outcomes])
+        return outcomes
+
+    def refresh_here(self, stream_table_id: int, request: Request) -> list[Outcome]:
+        """Refreshes inside the caller's REPEATABLE READ transaction."""
+        members = catalog.with_upstream(self._connection, stream_table_id)
+        started_at: datetime = one(self._connection, "SELECT clock_timestamp()")[0]
+        return self._refresh_members(stream_table_id, members, request, started_at)
+
+    def tables_read(self, stream_table_ids: list[int]) -> list[tuple[str, str]]:
+        """The tables that stream tables read, in a fixed order."""
+        return sorted(
+            {
+                (source.schema, source.name)
+                for member in stream_table_ids
+                for source in catalog.sources_of(self._connection, member)
+                if source.stream_table_id is None and source.schema is not None and source.name is not None
+            }
+        )
+
+    def lock_tables(self, tables: list[tuple[str, str]]) -> None:
+        """Keeps TRUNCATE and rewrites off tables. Before the first query, for no snapshot protects from them."""
+        if tables:
+            names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
+            self._connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
+
+    def _attempts(
+        self, stream_table_id: int, request: Request, started_at: datetime, label: str
+    ) -> list[Outcome]:
+        return retried(
+            lambda: self._attempt(stream_table_id, request, started_at),
+            what=f"refresh of {label}",
+            attempts=self._settings.lock_attempts,
+        )
+
+    def _attempt(self, stream_table_id: int, request: Request, started_at: datetime) -> list[Outcome]:
+        connection = self._connection
+        members = catalog.with_upstream(connection, stream_table_id)
+        tables = self.tables_read(members)
+        for member in catalog.stream_tables(connection, members):
+            if member.mode == "differential" and member.frontier is None:
+                connection.execute(query("catalog", "set_frontier"), {"id": member.id})
+                self._mark_for_rebuild(member.id, member.rebuild_reason or "it has never been loaded")
+        with transaction(connection, repeatable_read=True, lock_timeout_ms=self._settings.lock_timeout_ms):
+            self.lock_tables(tables)
+            return self._refresh_members(stream_table_id, members, request, started_at)
+
+    def _refresh_members(
+        self, stream_table_id: int, members: list[int], request: Request, started_at: datetime
+    ) -> list[Outcome]:
+        by_id = {member.id: member for member in catalog.stream_tables(self._connection, members)}
+        return [
+            self._refresh_one(
+                by_id[member],
+                request if member == stream_table_id else Request(engine=request.engine),
+                started_at,
+            )
+            for member in members
+        ]
+
+    def _refresh_one(self, stream_table: StreamTable, request: Request, started_at: datetime) -> Outcome:
+        connection, phases = self._connection, Phases()
+        with phases.measure("choose"):
+            sources = catalog.sources_of(connection, stream_table.id)
+            choice = self._choose(stream_table, sources, request)
+            engine = self.engine_for(stream_table, request)
+        outcome = Outcome(
+            stream_table=stream_table.label,
+            stream_table_id=stream_table.id,
+            action=choice.action,
+            mode="full" if choice.action == "recompute" else stream_table.mode,
+            engine=engine.name,
+            reason=choice.reason,
+            started_at=started_at,
+            rows_in=choice.rows_in,
+        )
+        if choice.action == "nothing":
+            if choice.release:
+                connection.execute(query("catalog", "set_frontier"), {"id": stream_table.id})
+            return replace(outcome, phases=phases.milliseconds)
+        with phases.measure("plan"):
+            connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
+            connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
+            definition = self.read_definition(stream_table)
+        scratch = self._scratch(connection, f"hw{stream_table.id}_{_short(definition, stream_table.mode)}")
+        target = self.target(stream_table, definition)
+        if (
+            choice.action == "delta"
+            and definition.plan is not None
+            and self._is_current(stream_table, definition)
+        ):
+            applied = self._delta(stream_table, definition, sources, choice, engine, scratch, target, phases)
+        else:
+            with phases.measure("apply"):
+                applied = self._recompute(stream_table, definition, scratch, target)
+            outcome = replace(outcome, action="recompute", mode="full")
+        with phases.measure("record"):
+            connection.execute(query("catalog", "set_frontier"), {"id": stream_table.id})
+            connection.execute(
+                query("catalog", "set_rebuild_reason"), {"id": stream_table.id, "reason": None}
+            )
+            snapshot = one(connection, "SELECT pg_current_snapshot()::text")[0]
+            outcome = replace(outcome, applied=applied, snapshot=snapshot, phases=phases.milliseconds)
+            history.record(connection, outcome)
+        return replace(outcome, phases=phases.milliseconds)
+
+    def _choose(self, stream_table: StreamTable, sources: list[CatalogSource], request: Request) -> _Choice:
+        if request.full:
+            return _Choice("recompute", "a full refresh was asked for")
+        if stream_table.mode == "full":
+            why = "; ".join(stream_table.mode_reasons) or "its mode is full"
+            return _Choice("recompute", why)
+        if stream_table.rebuild_reason is not None or stream_table.frontier is None:
+            return _Choice("recompute", stream_table.rebuild_reason or "it has never been loaded")
+        limit = self._settings.max_buffer_rows
+        found = buffers.pending(self._connection, sources, stream_table.frontier, limit)
+        labels = {source.relation: source.label for source in sources}
+        for relation, waiting in found.items():
+            if waiting.truncated:
+                return _Choice("recompute", f"{labels[relation]} was truncated", waiting.rows)
+            if waiting.rows > limit:
+                return _Choice(
+                    "recompute",
+                    f"the change table of {labels[relation]} holds more than {limit} rows for it"
+                    " (headwater.max_buffer_rows)",
+                    waiting.rows,
+                )
+        changed = frozenset(relation for relation, waiting in found.items() if waiting.rows)
+        if not changed:
+            release = any(waiting.consumed for waiting in found.values()) and self._frontier_can_move(
+                stream_table
+            )
+            return _Choice("nothing", "no source changed", release=release)
+        rows = sum(waiting.rows for waiting in found.values())
+        names = ", ".join(sorted(labels[relation] for relation in changed))
+        return _Choice("delta", f"{rows} change row{'s' if rows != 1 else ''} in {names}", rows, changed)
+
+    def _frontier_can_move(self, stream_table: StreamTable) -> bool:
+        assert stream_table.frontier is not None
+        moved: bool = one(
+            self._connection,
+            "SELECT pg_snapshot_xmin(pg_current_snapshot()) > pg_snapshot_xmin(%s::pg_snapshot)",
+            (stream_table.frontier.snapshot,),
+        )[0]
+        return moved
+
+    def engine_for(self, stream_table: StreamTable, request: Request) -> Engine:
+        wanted = request.engine or stream_table.engine
+        if wanted == "spark":
+            raise EngineUnavailable(
+                f"{stream_table.label} cannot be refreshed on Spark: this version has no Spark engine",
+                hint=f"headwater alter {stream_table.label} --engine auto",
+            )
+        return PostgresEngine()
+
+    def read_definition(self, stream_table: StreamTable) -> Definition:
+        view = one(
+            self._connection,
+            "SELECT %s::regclass::oid",
+            (definition_name(stream_table.id).as_string(self._connection),),
+        )[0]
+        return self._reader.read(view)
+
+    def _is_current(self, stream_table: StreamTable, definition: Definition) -> bool:
+        return stream_table.definition == definition.fingerprint(stream_table.mode)
+
+    def target(self, stream_table: StreamTable, definition: Definition) -> Target:
+        row = self._connection.execute(
+            query("refresh", "own_change_table"), {"id": stream_table.id}
+        ).fetchone()
+        table, numbers = row if row is not None else (None, [])
+        columns = tuple((definition.columns[number - 1].name, number) for number in numbers)
+        return Target(stream_table.label, storage.storage_sql(stream_table.id), table, columns)
+
+    def _delta(
+        self,
+        stream_table: StreamTable,
+        definition: Definition,
+        sources: list[CatalogSource],
+        choice: _Choice,
+        engine: Engine,
+        scratch: Scratch,
+        target: Target,
+        phases: Phases,
+    ) -> Applied:
+        plan, frontier = definition.plan, stream_table.frontier
+        assert plan is not None and frontier is not None
+        with phases.measure("stage"):
+            tables = {source.relation: str(source.change_table) for source in sources}
+            staged = stage(scratch, plan, choice.changed, tables, frontier)
+        if not staged.tables:  # what changed cancels out, or is in columns that the query does not read
+            return Applied()
+        return compute_and_apply(engine, scratch, plan, staged, target, phases)
+
+    def _recompute(
+        self, stream_table: StreamTable, definition: Definition, scratch: Scratch, target: Target
+    ) -> Applied:
+        """Brings the stored rows to the query's present result, touching only those that differ."""
+        mode = stream_table.mode
+        if mode == "differential" and definition.plan is None:
+            mode = "full"
+        if mode != stream_table.mode or not self._is_current(stream_table, definition):
+            return self._replace_storage(stream_table, definition, mode, scratch, target)
+        plan = definition.maintenance(mode)
+        if isinstance(plan, GroupPlan):
+            scratch.fill("result", plan.full_sql())
+            return apply_groups(scratch, plan, target, affected=None)
+        scratch.fill("delta", plan.difference_sql(target.storage))
+        return apply_bag(scratch, plan, target)
+
+    def _replace_storage(
+        self, stream_table: StreamTable, definition: Definition, mode: str, scratch: Scratch, target: Target
+    ) -> Applied:
+        """Loads new storage beside the old one, for what is stored has changed its shape or meaning."""
+        connection = self._connection
+        plan = definition.maintenance(mode)
+        old = storage.set_aside(connection, stream_table.id)
+        rows = storage.load(connection, stream_table.id, plan)
+        view = sql.Identifier(stream_table.schema, stream_table.name).as_string(connection)
+        emit_difference(scratch, target, plan, view)
+        storage.create_view(connection, stream_table.schema, stream_table.name, stream_table.id, plan)
+        connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(old)))  # type: ignore[arg-type]
+        connection.execute(
+            query("catalog", "set_planned"),
+            {
+                "id": stream_table.id,
+                "definition": definition.fingerprint(mode),
+                "mode": mode,
+                "reasons": list(definition.reasons),
+            },
+        )
+        return Applied(inserted=rows)
+
+    def _mark_for_rebuild(self, stream_table_id: int, reason: str) -> None:
+        self._connection.execute(
+            query("catalog", "set_rebuild_reason"), {"id": stream_table_id, "reason": reason}
+        )
+
+    def _record_failure(
+        self, stream_table_id: int, started_at: datetime, error: HeadwaterError, sqlstate: str | None
+    ) -> None:
+        if self._connection.closed:
+            return
+        found = catalog.stream_tables(self._connection, [stream_table_id])
+        if not found:
+            return
+        history.record(
+            self._connection,
+            Outcome(
+                stream_table=found[0].label,
+                stream_table_id=stream_table_id,
+                action="delta" if found[0].mode == "differential" else "recompute",
+                mode=found[0].mode,
+                engine=found[0].engine,
+                reason="the refresh failed; nothing of it was applied",
+                started_at=started_at,
+                status="failed",
+                error=str(error),
+                sqlstate=sqlstate,
+            ),
+        )
+
+    def _clean(self, stream_table_ids: list[int]) -> None:
+        """Deletes what is no longer needed. What it does not get now, the next refresh gets."""
+        sources = {
+            source.id: source
+            for member in stream_table_ids
+            for source in catalog.sources_of(self._connection, member)
+        }
+        try:
+            with transaction(self._connection, lock_timeout_ms=self._settings.lock_timeout_ms):
+                captured = list(sources.values())
+                buffers.remove_consumed(self._connection, captured)
+                buffers.give_up_laggards(self._connection, captured, self._settings.max_buffer_rows)
+                history.forget(self._connection, self._settings.history_retention)
+        except psycopg.Error as error:
+            if error.sqlstate is None:
+                raise
+
+
+def stage(
+    scratch: Scratch,
+    plan: BagPlan | GroupPlan,
+    changed: frozenset[int],
+    change_tables: dict[int, str],
+    frontier: Frontier,
+) -> Staged:
+    """Puts the consolidated change of each changed source into a table of its own, less those without any."""
+    wanted = referenced_columns(plan.root)
+    staged = {}
+    for number, source in enumerate(plan.sources):
+        if source.relation in changed:
+            table = f"source{number}"
+            changes = buffers.staging_sql(
+                source, wanted[source.relation], change_tables[source.relation], frontier
+            )
+            if scratch.fill(table, changes):
+                staged[source.relation] = scratch.name(table)
+    return Staged(staged)
+
+
+def compute_and_apply(
+    engine: Engine,
+    scratch: Scratch,
+    plan: BagPlan | GroupPlan,
+    staged: Staged,
+    target: Target,
+    phases: Phases,
+) -> Applied:
+    """The delta of a plan from staged changes of its sources, computed and applied."""
+    if isinstance(plan, RecomputePlan):
+        with phases.measure("compute"):
+            engine.bag_delta(scratch, plan, staged)
+        with phases.measure("apply"):
+            return apply_bag(scratch, plan, target)
+    if plan.algebra is None:
+        with phases.measure("compute"):
+            engine.affected_keys(scratch, plan, staged)
+            engine.recompute(scratch, plan, scratch.name("keys"))
+        affected = scratch.name("keys")
+    else:
+        with phases.measure("compute"):
+            engine.state_delta(scratch, plan, staged)
+            rescan = plan.rescan_sql(scratch.name("delta"), target.storage)
+            rescanned = None
+            if rescan is not None and scratch.fill("keys", rescan):
+                rescanned = scratch.name("keys")
+                engine.recompute(scratch, plan, rescanned)
+            scratch.fill("result", plan.merge_sql(scratch.name("delta"), target.storage, rescanned))
+        affected = scratch.name("delta")
+    with phases.measure("apply"):
+        return apply_groups(scratch, plan, target, affected)
+
+
+def _short(definition: Definition, mode: str) -> str:
+    """Tells the temporary tables of different plans apart within a session."""
+    kept = mode if definition.plan is not None else "full"
+    return f"{abs(hash(definition.fingerprint(kept) + definition.text)):x}"[:10]

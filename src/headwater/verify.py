@@ -1,0 +1,155 @@
+"""Proof that a stream table holds what its query gives, at one snapshot.
+
+In one REPEATABLE READ transaction the stream table is brought up to date, compared with its query as
+multisets, and the transaction is rolled back: verifying changes nothing. A stream table that recomputes is
+compared as it is stored, for bringing it up to date would make the comparison pointless.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from headwater import catalog
+from headwater.catalog import StreamTable
+from headwater.config import Settings
+from headwater.db.connection import Connection, one, retried, transaction, translated
+from headwater.db.work import statement
+from headwater.definition import Definition, definition_name
+from headwater.errors import RefreshFailed
+from headwater.plan.dialect import identifier
+from headwater.plan.render import Column
+from headwater.refresh import Refresher, Request
+
+FLOAT_TOLERANCE = 1e-9
+MOST_DIFFERENCES = 10_000
+"""So many differing rows are looked at for the tolerance of floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """The result of a comparison."""
+
+    stream_table: str
+    equal: bool
+    snapshot: str
+    rows: int
+    columns: tuple[str, ...]
+    missing: tuple[tuple[Any, ...], ...]  # the query gives them, the stream table lacks them
+    surplus: tuple[tuple[Any, ...], ...]  # the stream table has them, the query does not give them
+    missing_count: int
+    surplus_count: int
+    note: str = ""
+
+
+def verify(
+    connection: Connection, settings: Settings, refresher: Refresher, stream_table: StreamTable
+) -> Verification:
+    """Compares a stream table with its query."""
+    try:
+        return retried(
+            lambda: _verify(connection, settings, refresher, stream_table),
+            what=f"verify {stream_table.label}",
+            attempts=settings.lock_attempts,
+        )
+    except psycopg.Error as error:
+        raise translated(error, f"verify {stream_table.label}", RefreshFailed) from error
+
+
+def _verify(
+    connection: Connection, settings: Settings, refresher: Refresher, stream_table: StreamTable
+) -> Verification:
+    tables = refresher.tables_read(catalog.with_upstream(connection, stream_table.id))
+    notes = []
+    with transaction(
+        connection, repeatable_read=True, lock_timeout_ms=settings.lock_timeout_ms, rollback=True
+    ):
+        refresher.lock_tables(tables)
+        if stream_table.mode == "differential":
+            outcome = refresher.refresh_here(stream_table.id, Request())[-1]
+            if outcome.action == "recompute":
+                notes.append(f"it was recomputed before the comparison: {outcome.reason}")
+        else:
+            notes.append("it recomputes at each refresh and is compared as it is stored")
+        connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
+        definition = refresher.read_definition(stream_table)
+        query = definition_name(stream_table.id).as_string(connection)
+        stored = f"{identifier(stream_table.schema)}.{identifier(stream_table.name)}"
+        missing = _difference(connection, definition, query, stored)
+        surplus = _difference(connection, definition, stored, query)
+        rows, snapshot = one(
+            connection, statement(f"SELECT count(*), pg_current_snapshot()::text FROM {stored}")
+        )
+    if (missing or surplus) and _same_within_tolerance(definition.columns, missing, surplus):
+        notes.append(
+            f"{len(missing)} rows differ in the last digits of floats, whose sums depend on the order of the rows"
+        )
+        missing, surplus = [], []
+    shown = settings.verify_max_rows
+    return Verification(
+        stream_table=stream_table.label,
+        equal=not missing and not surplus,
+        snapshot=snapshot,
+        rows=rows,
+        columns=tuple(column.name for column in definition.columns),
+        missing=tuple(missing[:shown]),
+        surplus=tuple(surplus[:shown]),
+        missing_count=len(missing),
+        surplus_count=len(surplus),
+        note="; ".join(notes),
+    )
+
+
+def _difference(
+    connection: Connection, definition: Definition, left: str, right: str
+) -> list[tuple[Any, ...]]:
+    """Rows of the left relation that the right one lacks; a type without equality is compared by its text."""
+    columns = ", ".join(
+        column.sql if column.type.groupable else f"{column.sql}::text" for column in definition.columns
+    )
+    return connection.execute(
+        statement(
+            f"SELECT * FROM (SELECT {columns} FROM {left} EXCEPT ALL SELECT {columns} FROM {right}) AS d"
+            f" LIMIT {MOST_DIFFERENCES}"
+        )
+    ).fetchall()
+
+
+def _same_within_tolerance(
+    columns: tuple[Column, ...], missing: list[tuple[Any, ...]], surplus: list[tuple[Any, ...]]
+) -> bool:
+    """Whether the rows pair up when floats may differ in their last digits."""
+    floats = [number for number, column in enumerate(columns) if column.type.floating]
+    if not floats or len(missing) != len(surplus) or len(missing) == MOST_DIFFERENCES:
+        return False
+    sides: list[dict[str, list[tuple[Any, ...]]]] = []
+    for rows in (missing, surplus):
+        grouped: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for row in rows:
+            rest = repr([value for number, value in enumerate(row) if number not in floats])
+            grouped[rest].append(tuple(row[number] for number in floats))
+        sides.append(grouped)
+    left, right = sides
+    if left.keys() != right.keys():
+        return False
+    return all(
+        len(left[key]) == len(right[key])
+        and all(
+            _close(one_value, other_value)
+            for one_row, other_row in zip(
+                sorted(left[key], key=repr), sorted(right[key], key=repr), strict=True
+            )
+            for one_value, other_value in zip(one_row, other_row, strict=True)
+        )
+        for key in left
+    )
+
+
+def _close(left: float | None, right: float | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return math.isclose(left, right, rel_tol=FLOAT_TOLERANCE) or (math.isnan(left) and math.isnan(right))
