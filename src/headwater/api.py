@@ -165,8 +165,10 @@ class Headwater:
         return self._resolved()[0]
 
     def _resolved(self) -> tuple[Settings, builtins.list[Setting]]:
-        stored = dict(self._connection.execute("SELECT name, value FROM headwater.setting").fetchall())
-        server = dict(
+        stored: dict[str, str] = dict(
+            self._connection.execute("SELECT name, value FROM headwater.setting").fetchall()
+        )
+        server: dict[str, str] = dict(
             self._connection.execute(
                 "SELECT name, value FROM (SELECT n AS name, current_setting('headwater.' || n, true) AS value"
                 " FROM unnest(%s::text[]) AS n) AS s WHERE nullif(value, '') IS NOT NULL",

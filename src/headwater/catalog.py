@@ -50,6 +50,10 @@ class StreamTable:
         return f"{self.schema}.{self.name}"
 
 
+STREAM_TABLE_FIELDS = tuple(StreamTable.__dataclass_fields__)[:-1]
+"""In the order of the columns of the named query `stream_tables`; the frontier is put together from two."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CatalogSource:
     """A relation that a stream table reads."""
@@ -72,11 +76,7 @@ def stream_tables(connection: Connection, ids: list[int] | None = None) -> list[
     for row in connection.execute(query("catalog", "stream_tables"), {"ids": ids}):
         *fields, snapshot, applied_by = row
         frontier = Frontier(snapshot=snapshot, applied_by=applied_by) if snapshot is not None else None
-        names = (
-            "id", "schema", "name", "relation", "query", "definition", "requested_mode", "mode", "mode_reasons",
-            "engine", "schedule", "status", "rebuild_reason", "time_zone",
-        )  # fmt: skip
-        values = dict(zip(names, fields, strict=True))
+        values = dict(zip(STREAM_TABLE_FIELDS, fields, strict=True))
         values["mode_reasons"] = tuple(values["mode_reasons"])
         found.append(StreamTable(**values, frontier=frontier))
     return found
@@ -120,7 +120,7 @@ def split_name(name: str) -> tuple[str | None, str]:
         rest = rest[1:]
     raise InvalidName(
         f"{name!r} is not a name of a table",
-        hint="write table or schema.table, in double quotes where PostgreSQL needs them, at most 63 bytes each",
+        hint="write table or schema.table, quoted where PostgreSQL needs it, at most 63 bytes each",
     )
 
 

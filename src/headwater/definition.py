@@ -230,7 +230,7 @@ def _survives_round_trip(connection: Connection, text: str) -> bool:
     try:
         with connection.transaction():
             connection.execute(
-                sql.SQL("CREATE TEMP VIEW hw_round_trip AS {}").format(sql.SQL(render(parse(text)))),  # type: ignore[arg-type]
+                sql.SQL("CREATE TEMP VIEW hw_round_trip AS {}").format(sql.SQL(render(parse(text)))),
             )
             view = one(connection, "SELECT 'pg_temp.hw_round_trip'::regclass::oid")[0]
             deparsed = canonical_text(connection, view)
@@ -264,7 +264,7 @@ class _Types:
         """The columns of a query's result."""
         shape = sql.Identifier("pg_temp", "hw_shape")
         self._connection.execute(
-            sql.SQL("CREATE TEMP TABLE hw_shape ON COMMIT DROP AS {} WITH NO DATA").format(sql.SQL(text))  # type: ignore[arg-type]
+            sql.SQL("CREATE TEMP TABLE hw_shape ON COMMIT DROP AS {} WITH NO DATA").format(sql.SQL(text))
         )
         relation = one(self._connection, "SELECT 'pg_temp.hw_shape'::regclass::oid")[0]
         columns = self.columns_of([relation])[relation]
@@ -302,7 +302,7 @@ class _Types:
     def _comparisons(self, base: str) -> tuple[bool, bool]:
         """Whether GROUP BY and hash_record_extended take a type."""
         if base not in self._comparable:
-            null = sql.SQL("NULL::{}").format(sql.SQL(base))  # type: ignore[arg-type]
+            null = sql.SQL("NULL::{}").format(sql.SQL(base))
             self._comparable[base] = (
                 self._works(sql.SQL("SELECT x FROM (SELECT {} AS x) AS t GROUP BY x").format(null)),
                 self._works(sql.SQL("SELECT hash_record_extended(ROW({}), 0)").format(null)),

@@ -28,7 +28,7 @@ class Outcome:
     started_at: datetime
     snapshot: str | None = None
     rows_in: int = 0
-    applied: Applied = Applied()
+    applied: Applied = field(default_factory=Applied)
     phases: dict[str, float] = field(default_factory=dict)
     status: Literal["completed", "failed"] = "completed"
     error: str | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 import psycopg
 from psycopg import sql
@@ -159,8 +160,8 @@ class Lifecycle:
                 hint=f'GRANT CREATE ON SCHEMA "{schema}" TO "{role}"',
             )
         row = connection.execute(
-            "SELECT CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'i' THEN 'index'"
-            " WHEN 'S' THEN 'sequence' WHEN 'f' THEN 'foreign table' ELSE 'table' END,"
+            "SELECT CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view'"
+            " WHEN 'i' THEN 'index' WHEN 'S' THEN 'sequence' WHEN 'f' THEN 'foreign table' ELSE 'table' END,"
             " EXISTS (SELECT FROM headwater.stream_table st WHERE st.relation = c.oid)"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE n.nspname = %s AND c.relname = %s",
@@ -344,7 +345,7 @@ class Lifecycle:
         )
         effective = stream_table.mode
 
-        def change() -> str:
+        def change() -> None:
             nonlocal effective
             with transaction(self._connection, lock_timeout_ms=self._settings.lock_timeout_ms):
                 self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
@@ -365,7 +366,6 @@ class Lifecycle:
                     effective = _effective_mode(stream_table.label, mode, definition)
                     if effective != stream_table.mode:
                         self._change_mode(stream_table.id, definition, effective)
-            return effective
 
         try:
             retried(change, what=f"alter {stream_table.label}", attempts=self._settings.lock_attempts)
@@ -419,8 +419,9 @@ class Lifecycle:
                 catalog.stream_table(connection, member) for member in members if member != stream_table_id
             ]
             if readers and not cascade:
+                label = catalog.stream_table(connection, stream_table_id).label
                 raise DependentsExist(
-                    f"drop {catalog.stream_table(connection, stream_table_id).label}: other stream tables read it",
+                    f"drop {label}: other stream tables read it",
                     detail=", ".join(reader.label for reader in readers),
                     hint="drop them first, or use --cascade to drop them with it",
                 )
@@ -496,7 +497,7 @@ def _check_source(label: str, relation: ReadRelation, role: str) -> None:
         )
 
 
-def _effective_mode(label: str, requested: Mode, definition: Definition) -> str:
+def _effective_mode(label: str, requested: Mode, definition: Definition) -> Literal["differential", "full"]:
     if requested == "full":
         return "full"
     if definition.plan is not None:

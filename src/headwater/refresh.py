@@ -117,7 +117,7 @@ class Refresher:
         )
 
     def lock_tables(self, tables: list[tuple[str, str]]) -> None:
-        """Keeps TRUNCATE and rewrites off tables. Before the first query, for no snapshot protects from them."""
+        """Keeps TRUNCATE and rewrites, which no snapshot shows as they were, off tables from here on."""
         if tables:
             names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
             self._connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
@@ -282,7 +282,8 @@ class Refresher:
         phases: Phases,
     ) -> Applied:
         plan, frontier = definition.plan, stream_table.frontier
-        assert plan is not None and frontier is not None
+        assert plan is not None
+        assert frontier is not None
         with phases.measure("stage"):
             tables = {source.relation: str(source.change_table) for source in sources}
             staged = stage(scratch, plan, choice.changed, tables, frontier)
@@ -317,7 +318,7 @@ class Refresher:
         view = sql.Identifier(stream_table.schema, stream_table.name).as_string(connection)
         emit_difference(scratch, target, plan, view)
         storage.create_view(connection, stream_table.schema, stream_table.name, stream_table.id, plan)
-        connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(old)))  # type: ignore[arg-type]
+        connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(old)))
         connection.execute(
             query("catalog", "set_planned"),
             {

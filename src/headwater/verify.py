@@ -86,7 +86,7 @@ def _verify(
         )
     if (missing or surplus) and _same_within_tolerance(definition.columns, missing, surplus):
         notes.append(
-            f"{len(missing)} rows differ in the last digits of floats, whose sums depend on the order of the rows"
+            f"{len(missing)} rows differ in the last digits of floats, whose sums depend on the rows' order"
         )
         missing, surplus = [], []
     shown = settings.verify_max_rows

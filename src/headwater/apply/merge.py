@@ -16,6 +16,11 @@ from headwater.plan.dialect import identifier
 from headwater.plan.maintain import VISIBLE, GroupPlan, MaintenancePlan, RecomputePlan
 from headwater.plan.render import WEIGHT, Column, consolidated_sql
 
+ROW = "__hw_row"
+"""Where a stored row is."""
+SHOWN = "__hw_shown"
+"""Whether users saw the row before."""
+
 
 @dataclass(frozen=True)
 class Applied:
@@ -42,7 +47,7 @@ def apply_bag(scratch: Scratch, plan: RecomputePlan, target: Target) -> Applied:
     columns = ", ".join(identifier(name) for name in plan.stored_columns)
     gone = scratch.fill(
         "gone",
-        f"SELECT c.row FROM (SELECT s.ctid AS row, -d.{WEIGHT} AS wanted,"
+        f"SELECT c.{ROW} FROM (SELECT s.ctid AS {ROW}, -d.{WEIGHT} AS wanted,"
         f" row_number() OVER (PARTITION BY d.ctid) AS copy"
         f" FROM {delta} AS d JOIN {target.storage} AS s ON {plan.same_row('s', 'd')}"
         f" WHERE d.{WEIGHT} < 0) AS c WHERE c.copy <= c.wanted",
@@ -54,7 +59,8 @@ def apply_bag(scratch: Scratch, plan: RecomputePlan, target: Target) -> Applied:
         raise _drift(target, f"{wanted} rows should go, {gone} of them are stored")
     _emit(scratch, target, plan.outputs, f"SELECT * FROM {delta}")
     deleted = scratch.run(
-        "delete", f"DELETE FROM {target.storage} AS s USING {scratch.name('gone')} AS c WHERE s.ctid = c.row"
+        "delete",
+        f"DELETE FROM {target.storage} AS s USING {scratch.name('gone')} AS c WHERE s.ctid = c.{ROW}",
     )
     inserted = scratch.run(
         "insert",
@@ -79,7 +85,7 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
     stored, new = (", ".join(f"{alias}.{column}" for column in columns) for alias in ("s", "r"))
     scratch.fill(
         "changed",
-        f"SELECT s.ctid AS row, coalesce({shown_before}, false) AS was_shown, {new}"
+        f"SELECT s.ctid AS {ROW}, coalesce({shown_before}, false) AS {SHOWN}, {new}"
         f" FROM {result} AS r LEFT JOIN {storage} AS s ON {plan.same_stored('s', 'r')}"
         f" WHERE s.ctid IS NULL OR record_image_ne(ROW({stored}), ROW({new}))",
     )
@@ -88,35 +94,38 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
         candidates = f"{affected} AS a JOIN {candidates} ON {plan.same_key('s', 'a')}"
     scratch.fill(
         "gone",
-        f"SELECT s.ctid AS row, {shown_before} AS was_shown FROM {candidates}"
+        f"SELECT s.ctid AS {ROW}, {shown_before} AS {SHOWN} FROM {candidates}"
         f" WHERE NOT EXISTS (SELECT FROM {result} AS r WHERE {plan.same_stored('r', 's')})",
     )
     changed, gone = scratch.name("changed"), scratch.name("gone")
     if target.change_table:
         outputs = ", ".join(column.sql for column in plan.outputs)
+        old = ", ".join(f"s.{column.sql}" for column in plan.outputs)
         _emit(
             scratch,
             target,
             plan.outputs,
-            f"SELECT {outputs}, -1 AS {WEIGHT} FROM {storage} AS s JOIN"
-            f" (SELECT row FROM {changed} WHERE was_shown UNION ALL SELECT row FROM {gone} WHERE was_shown) AS c"
-            f" ON s.ctid = c.row UNION ALL SELECT {outputs}, 1 FROM {changed}{_where_shown(plan)}",
+            f"SELECT {old}, -1 AS {WEIGHT} FROM {storage} AS s JOIN (SELECT {ROW}, {SHOWN} FROM {changed}"
+            f" UNION ALL SELECT {ROW}, {SHOWN} FROM {gone}) AS c ON s.ctid = c.{ROW} AND c.{SHOWN}"
+            f" UNION ALL SELECT {outputs}, 1 FROM {changed}{_where_shown(plan)}",
         )
     shown_now = VISIBLE if plan.hides_groups else "true"
     counts = scratch.row(
         "count",
-        f"SELECT count(*) FILTER (WHERE {shown_now} AND NOT was_shown),"
-        f" count(*) FILTER (WHERE {shown_now} AND was_shown),"
-        f" count(*) FILTER (WHERE NOT {shown_now} AND was_shown)"
-        f" + (SELECT count(*) FROM {gone} WHERE was_shown) FROM {changed}",
+        f"SELECT count(*) FILTER (WHERE {shown_now} AND NOT {SHOWN}),"
+        f" count(*) FILTER (WHERE {shown_now} AND {SHOWN}),"
+        f" count(*) FILTER (WHERE NOT {shown_now} AND {SHOWN})"
+        f" + (SELECT count(*) FROM {gone} WHERE {SHOWN}) FROM {changed}",
     )
     assignments = ", ".join(f"{column} = c.{column}" for column in columns)
-    scratch.run("delete", f"DELETE FROM {storage} AS s USING {gone} AS c WHERE s.ctid = c.row")
-    scratch.run("update", f"UPDATE {storage} AS s SET {assignments} FROM {changed} AS c WHERE s.ctid = c.row")
+    scratch.run("delete", f"DELETE FROM {storage} AS s USING {gone} AS c WHERE s.ctid = c.{ROW}")
+    scratch.run(
+        "update", f"UPDATE {storage} AS s SET {assignments} FROM {changed} AS c WHERE s.ctid = c.{ROW}"
+    )
     scratch.run(
         "insert",
         f"INSERT INTO {storage} ({', '.join(columns)}) SELECT {', '.join(columns)} FROM {changed}"
-        " WHERE row IS NULL",
+        f" WHERE {ROW} IS NULL",
     )
     return Applied(*counts)
 
@@ -159,5 +168,6 @@ def emit_difference(scratch: Scratch, target: Target, plan: MaintenancePlan, vie
         scratch,
         target,
         plan.outputs,
-        f"SELECT {outputs}, 1 AS {WEIGHT} FROM {target.storage}{shown} UNION ALL SELECT {outputs}, -1 FROM {view}",
+        f"SELECT {outputs}, 1 AS {WEIGHT} FROM {target.storage}{shown}"
+        f" UNION ALL SELECT {outputs}, -1 FROM {view}",
     )

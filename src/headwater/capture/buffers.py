@@ -17,6 +17,7 @@ from headwater.capture.triggers import CHANGES
 from headwater.catalog import CatalogSource, Frontier
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
+from headwater.db.work import statement
 from headwater.plan.dialect import identifier, literal
 from headwater.plan.operators import Source
 from headwater.plan.render import WEIGHT, Column, consolidated_sql
@@ -60,7 +61,7 @@ def pending(
             f" EXISTS (SELECT FROM {table} WHERE xid >= {xmin})"
             f" FROM (SELECT w FROM {table} WHERE {window(frontier)} LIMIT {limit + 1}) AS t"
         )
-    rows = connection.execute(sql.SQL(" UNION ALL ".join(parts)))  # type: ignore[arg-type]
+    rows = connection.execute(statement(" UNION ALL ".join(parts)))
     return {relation: Pending(count, truncated, any_row) for relation, count, truncated, any_row in rows}
 
 
@@ -83,24 +84,18 @@ def staging_sql(source: Source, columns: Sequence[str], change_table: str, front
 def remove_consumed(connection: Connection, sources: Sequence[CatalogSource]) -> int:
     """Deletes the change rows that every consumer has behind it.
 
-    A frontier protects every row that is not visible in it. A stream table that is being loaded or rebuilt has
-    a provisional one from before its snapshot; one that was given up (`give_up_laggards`) has none.
+    A frontier protects every row that is not visible in it. A stream table that is being loaded or rebuilt
+    has a provisional one from before its snapshot; one that was given up (`give_up_laggards`) has none.
     """
     removed = 0
     for source in sources:
         if source.change_table is None:
             continue
+        oldest = one(connection, query("buffers", "oldest_needed"), {"source": source.id})[0]
         removed += connection.execute(
-            sql.SQL(
-                """
-                DELETE FROM {table} WHERE xid < (
-                    SELECT coalesce(min(pg_snapshot_xmin(f.snapshot)), pg_snapshot_xmin(pg_current_snapshot()))
-                    FROM headwater.dependency d
-                    JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
-                    JOIN headwater.frontier f ON f.stream_table_id = d.stream_table_id
-                    WHERE d.source_id = {source})
-                """
-            ).format(table=sql.Identifier(CHANGES, source.change_table), source=sql.Literal(source.id))
+            sql.SQL("DELETE FROM {} WHERE xid < {}::xid8").format(
+                sql.Identifier(CHANGES, source.change_table), sql.Literal(oldest)
+            )
         ).rowcount
     return removed
 
@@ -121,8 +116,8 @@ def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], l
         consumers = connection.execute(query("buffers", "lock_consumers"), {"source": source.id}).fetchall()
         for stream_table_id, snapshot, applied_by in consumers:
             behind = window(Frontier(snapshot=snapshot, applied_by=applied_by))
-            waiting = f"SELECT count(*) > {limit} FROM (SELECT FROM {change_table_sql(source.change_table)} WHERE {behind} LIMIT {limit + 1}) AS t"
-            if one(connection, sql.SQL(waiting))[0]:  # type: ignore[arg-type]
+            rows = f"SELECT FROM {change_table_sql(source.change_table)} WHERE {behind} LIMIT {limit + 1}"
+            if one(connection, statement(f"SELECT count(*) > {limit} FROM ({rows}) AS t"))[0]:
                 reason = (
                     f"the change table of {source.label} holds more than {limit} rows for it"
                     " (headwater.max_buffer_rows), so they were given up"

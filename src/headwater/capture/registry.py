@@ -43,7 +43,7 @@ def capture(connection: Connection, source_id: int, source: Source, columns: Col
 
 
 def release_unused(connection: Connection) -> None:
-    """Ends the capture of sources that no differential stream table reads, and forgets those that none reads."""
+    """Ends the capture of sources that no differential stream table reads; forgets those that none reads."""
     for source_id, relation, change_table, unread in connection.execute(
         query("catalog", "unused_sources")
     ).fetchall():

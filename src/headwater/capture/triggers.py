@@ -47,14 +47,14 @@ def create_change_table(connection: Connection, relation: int) -> None:
 
 
 def add_columns(connection: Connection, relation: int, columns: Sequence[SourceColumn]) -> None:
-    """Columns for more of the source's; the rows that are there already belong to refreshes that need none."""
+    """More columns; the change rows that are there already are for consumers that do without them."""
     if not columns:
         return
     additions = [
         sql.SQL("ADD COLUMN {} {}{}").format(
             sql.Identifier(column.change_column),
-            sql.SQL(column.type.base),  # type: ignore[arg-type]
-            sql.SQL(f" COLLATE {column.type.collation}" if column.type.collation else ""),  # type: ignore[arg-type]
+            sql.SQL(column.type.base),
+            sql.SQL(f" COLLATE {column.type.collation}" if column.type.collation else ""),
         )
         for column in columns
     ]

@@ -100,7 +100,8 @@ def require_current(connection: Connection) -> None:
         raise _not_installed()
     if installed < latest_version():
         raise CatalogVersionMismatch(
-            f"the catalog of Headwater in this database has version {installed}, this program needs {latest_version()}",
+            f"the catalog of Headwater in this database has version {installed}, this program needs"
+            f" {latest_version()}",
             hint="run headwater migrate",
         )
     if installed > latest_version():

@@ -66,7 +66,8 @@ def _schema_checks(connection: Connection, role: str) -> list[Check]:
     """Schemas with tables: stream tables are created beside them as views."""
     rows = connection.execute(
         """
-        SELECT quote_ident(n.nspname), has_schema_privilege(n.oid, 'USAGE'), has_schema_privilege(n.oid, 'CREATE')
+        SELECT quote_ident(n.nspname),
+               has_schema_privilege(n.oid, 'USAGE'), has_schema_privilege(n.oid, 'CREATE')
         FROM pg_namespace n
         WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND n.nspname <> ALL (%s)
           AND (n.nspname = 'public' OR EXISTS (

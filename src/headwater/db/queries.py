@@ -1,11 +1,11 @@
-"""Named queries: fixed SQL lives in `sql/*.sql`, each query under a `-- name:` line with a line on what it does."""
+"""Named queries: fixed SQL lives in `sql/*.sql`, each query under a `-- name:` line and a line on it."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
 from importlib.resources import files
-from typing import LiteralString, cast
+from typing import LiteralString
 
 _HEADER = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
@@ -19,4 +19,4 @@ def _queries(group: str) -> dict[str, str]:
 
 def query(group: str, name: str) -> LiteralString:
     """The text of a named query, with psycopg's placeholders. A literal, for it comes from our own files."""
-    return cast(LiteralString, _queries(group)[name])
+    return _queries(group)[name]

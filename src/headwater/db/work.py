@@ -14,7 +14,7 @@ from headwater.db.connection import Connection, one
 
 def statement(text: str) -> sql.SQL:
     """SQL text made by the plan, in which every name is quoted already."""
-    return sql.SQL(text)  # type: ignore[arg-type]
+    return sql.SQL(text)
 
 
 class Scratch:

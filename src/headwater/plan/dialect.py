@@ -14,6 +14,8 @@ from typing import Any
 
 from sqlglot import exp, parse_one
 from sqlglot.dialects.postgres import Postgres
+from sqlglot.generators.postgres import PostgresGenerator
+from sqlglot.parsers.postgres import PostgresParser
 
 
 def _negation(generator: Any, node: exp.Not) -> str:
@@ -29,17 +31,17 @@ def _negation(generator: Any, node: exp.Not) -> str:
 class PgView(Postgres):
     """PostgreSQL as its own deparser writes it."""
 
-    class Parser(Postgres.Parser):
+    class Parser(PostgresParser):
         FUNCTIONS = {}  # noqa: RUF012
         FUNCTION_PARSERS = {  # noqa: RUF012
             name: parser
-            for name, parser in Postgres.Parser.FUNCTION_PARSERS.items()
+            for name, parser in PostgresParser.FUNCTION_PARSERS.items()
             if name not in ("DATE_PART", "STRING_AGG")
         }
 
-    class Generator(Postgres.Generator):
+    class Generator(PostgresGenerator):
         TRANSFORMS = {  # noqa: RUF012
-            **Postgres.Generator.TRANSFORMS,
+            **PostgresGenerator.TRANSFORMS,
             exp.Pow: lambda self, node: self.binary(node, "^"),
             exp.Sqrt: lambda self, node: f"|/ {self.sql(node, 'this')}",
             exp.Cbrt: lambda self, node: f"||/ {self.sql(node, 'this')}",

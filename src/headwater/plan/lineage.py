@@ -1,4 +1,4 @@
-"""Which source columns each output column is made from, and a fingerprint of a plan that renames do not change."""
+"""Which source columns each output is made from, and a fingerprint of a plan that renames do not change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ColumnRef = tuple[int, int]
 
 
 def lineage(root: Root) -> dict[str | None, set[ColumnRef]]:
-    """Output column to the source columns in its value; None for those that only decide which rows there are."""
+    """Output column to the source columns in its value; None for those that only decide on the rows."""
     match root:
         case Aggregate():
             below = lineage(root.input)

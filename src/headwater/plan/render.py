@@ -215,9 +215,9 @@ def _input_sql(item: Input, version: Version, staged: Staged) -> tuple[str, bool
             table = staged.tables[scan.source.relation]
             if version is Version.DELTA:
                 return f"{table} AS {alias}", True
-            columns = "".join(f"{identifier(name)}, " for name in scan.columns)
-            now = f"SELECT {columns}1::bigint AS {WEIGHT} FROM {relation_name(scan.source)}"
-            undone = f"SELECT {columns}-{WEIGHT} FROM {table}"
+            listed = "".join(f"{identifier(name)}, " for name in scan.columns)
+            now = f"SELECT {listed}1::bigint AS {WEIGHT} FROM {relation_name(scan.source)}"
+            undone = f"SELECT {listed}-{WEIGHT} FROM {table}"
             return f"({now} UNION ALL {undone}) AS {alias}", True
         case UnionAll() as union:
             if version is Version.NEW:

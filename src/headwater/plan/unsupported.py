@@ -58,7 +58,7 @@ UNSUPPORTED: dict[type[exp.Expression], Callable[[exp.Expression], str | None]] 
 def unsupported_constructs(tree: exp.Expression) -> list[str]:
     """Every reason found in a query, in the order of the text, without repetition."""
     reasons: dict[str, None] = {}
-    for node in tree.walk(bfs=False):
+    for node in tree.find_all(exp.Expression, bfs=False):
         if isinstance(node, exp.Query) and _is_expression_subquery(node):
             reasons["a subquery inside an expression has no delta rule yet"] = None
         check = UNSUPPORTED.get(type(node))
@@ -72,8 +72,7 @@ def _is_expression_subquery(node: exp.Query) -> bool:
     """A query anywhere but at the top, in FROM, in WITH, or as a branch of a set operation."""
     if isinstance(node, exp.Subquery):
         return False
-    inner: exp.Expression = node
     parent = node.parent
     while isinstance(parent, exp.Subquery):
-        inner, parent = parent, parent.parent
+        parent = parent.parent
     return parent is not None and not isinstance(parent, exp.From | exp.Join | exp.CTE | exp.SetOperation)
