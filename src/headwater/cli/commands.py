@@ -1,0 +1,452 @@
+"""The verbs. Each reads its arguments, calls the method of the same name and presents what it returns."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, BinaryIO, TypeVar, get_args
+
+import click
+from rich.console import RenderableType
+from rich.live import Live
+
+from headwater.api import Headwater
+from headwater.catalog import EngineName, Mode, StreamTable
+from headwater.cli import document, show
+from headwater.cli.invocation import DSN_VARIABLE, Invocation, Misuse
+from headwater.db.connection import one
+from headwater.errors import AlreadyExists, NotFound
+from headwater.version import version
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+SECTIONS = {
+    "Setting up": ("init", "migrate", "set", "settings", "demo"),
+    "Stream tables": ("create", "alter", "drop", "refresh"),
+    "Looking": ("list", "status", "history", "explain", "verify"),
+}
+WATCH_SECONDS = 1.0
+
+
+class Sections(click.Group):
+    """A group whose help lists its commands by purpose."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(limit=100)) for name in names]
+                )
+
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value:
+        setattr(ctx.find_object(Invocation), str(parameter.name), value)
+
+
+def dsn_option(function: Function) -> Function:
+    return click.option(
+        "--dsn",
+        metavar="DSN",
+        expose_value=False,
+        callback=_remember,
+        help=f"The database, as postgresql://user@host:5432/dbname; otherwise ${DSN_VARIABLE}.",
+    )(function)
+
+
+def format_option(function: Function) -> Function:
+    # Eager, so that a mistake in another option is reported in the format that was asked for.
+    return click.option(
+        "--format",
+        type=click.Choice(["text", "json"]),
+        is_eager=True,
+        expose_value=False,
+        callback=_remember,
+        help="Text for people (the default), or one JSON document.",
+    )(function)
+
+
+def debug_option(function: Function) -> Function:
+    return click.option(
+        "--debug",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_remember,
+        help="Show the traceback of an error.",
+    )(function)
+
+
+def shared_options(function: Function) -> Function:
+    return dsn_option(format_option(debug_option(function)))
+
+
+name_argument = click.argument("name")
+mode_option = click.option("--mode", type=click.Choice(get_args(Mode)), help="How it is kept fresh.")
+engine_option = click.option("--engine", type=click.Choice(get_args(EngineName)), help="What computes it.")
+
+
+@click.group(cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version(), prog_name="headwater", message="%(prog)s %(version)s")
+@shared_options
+def cli() -> None:
+    """Stream tables for PostgreSQL: tables defined by a query and kept fresh incrementally.
+
+    \b
+    Example: headwater --dsn postgresql://localhost/shop list
+    """
+
+
+# setting up
+
+
+@cli.command()
+@click.option("--check", is_flag=True, help="Install nothing; list the privileges that are needed.")
+@shared_options
+@click.pass_obj
+def init(invocation: Invocation, check: bool) -> int:
+    """Install the catalog in a database.
+
+    With --check nothing is changed: every privilege is listed with the GRANT for those that are missing, and
+    the exit code is 1 if any is.
+
+    \b
+    Example: headwater init --check
+    """
+    with invocation.connect() as hw:
+        if check:
+            found = hw.check()
+            missing = any(not item.ok for item in found)
+            invocation.present({"ok": not missing, "checks": found}, show.checks(found))
+            return int(missing)
+        installed = hw.init()
+        database = hw.connection.info.dbname
+    said = "installed the catalog" if installed else "the catalog is there already"
+    invocation.present(
+        {"installed": installed, "database": database},
+        show.lines(f"database {database}: {said}", "next: headwater create --help"),
+    )
+    return 0
+
+
+@cli.command()
+@shared_options
+@click.pass_obj
+def migrate(invocation: Invocation) -> None:
+    """Bring the catalog of an older version up to date.
+
+    \b
+    Example: headwater migrate
+    """
+    with invocation.connect() as hw:
+        applied = hw.migrate()
+    done = f"applied migrations {', '.join(map(str, applied))}" if applied else "the catalog is up to date"
+    invocation.present({"applied": applied}, show.lines(done))
+
+
+@cli.command("set")
+@name_argument
+@click.argument("value")
+@shared_options
+@click.pass_obj
+def set_(invocation: Invocation, name: str, value: str) -> None:
+    """Store a setting in the database.
+
+    \b
+    Example: headwater set max_buffer_rows 500000
+    """
+    with invocation.connect() as hw:
+        hw.set(name, value)
+        setting = next(item for item in hw.settings() if item.name == name.removeprefix("headwater."))
+    said = [f"stored {setting.name} = {value}"]
+    if setting.origin != "table":
+        said.append(f"here it is {setting.value}, for the {setting.origin} beats the table")
+    invocation.present({**document.plain(setting), "stored": value}, show.lines(*said))
+
+
+@cli.command()
+@shared_options
+@click.pass_obj
+def settings(invocation: Invocation) -> None:
+    """Show every setting, its value and where that comes from.
+
+    \b
+    Example: headwater settings
+    """
+    with invocation.connect() as hw:
+        found = hw.settings()
+    invocation.present({"settings": found}, show.settings(found))
+
+
+@cli.command()
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), default=60, show_default=True, help="How long."
+)
+@dsn_option
+@debug_option
+@click.pass_obj
+def demo(invocation: Invocation, seconds: float) -> int:
+    """Show stream tables at work on a private PostgreSQL.
+
+    It uses a database of yours only if --dsn names it, never the one in the environment.
+
+    \b
+    Example: headwater demo --seconds 30
+    """
+    # Imported here, for it needs what the other verbs do not.
+    from headwater.demo import run
+
+    return run(seconds=seconds, dsn=invocation.dsn, console=invocation.console)
+
+
+# stream tables
+
+
+@cli.command()
+@name_argument
+@click.option("--query", metavar="SQL", help="The defining query.")
+@click.option("--file", type=click.File("rb"), help="A file with the query; - for standard input.")
+@click.option("--schedule", metavar="DURATION", help="How fresh it should be: 500ms, 1s, 5m, 1h.")
+@mode_option
+@engine_option
+@click.option("--if-not-exists", is_flag=True, help="Do nothing if there is a stream table of that name.")
+@shared_options
+@click.pass_obj
+def create(
+    invocation: Invocation,
+    name: str,
+    query: str | None,
+    file: BinaryIO | None,
+    schedule: str | None,
+    mode: Mode | None,
+    engine: EngineName | None,
+    if_not_exists: bool,
+) -> None:
+    """Create a stream table from a query and load it.
+
+    \b
+    Example: headwater create revenue --query "SELECT region, sum(amount) FROM sales GROUP BY region"
+    """
+    text = _query(query, file)
+
+    def attempt(hw: Headwater, lenient: bool) -> StreamTable:
+        return hw.create(
+            name,
+            text,
+            schedule=schedule,
+            mode=mode or "auto",
+            engine=engine or "auto",
+            if_not_exists=lenient,
+        )
+
+    with invocation.connect() as hw:
+        try:
+            found, created = attempt(hw, False), True
+        except AlreadyExists:
+            if not if_not_exists:
+                raise
+            found, created = attempt(hw, True), False
+    said = show.definition(found, "created" if created else "exists already:", _command("refresh", name))
+    invocation.present(document.stream_table(found, created=created), said)
+
+
+def _query(query: str | None, file: BinaryIO | None) -> str:
+    if (query is None) == (file is None):
+        raise Misuse("give the query by one of --query and --file", "--file - reads it from standard input")
+    if query is not None:
+        return query
+    assert file is not None
+    try:
+        return file.read().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise Misuse(f"{file.name}: this is no UTF-8", "save the query as UTF-8") from None
+
+
+@cli.command()
+@name_argument
+@click.option("--schedule", metavar="DURATION", help="How fresh it should be: 500ms, 1s, 5m, 1h.")
+@click.option("--no-schedule", is_flag=True, help="Refresh only when asked to.")
+@mode_option
+@engine_option
+@shared_options
+@click.pass_obj
+def alter(
+    invocation: Invocation,
+    name: str,
+    schedule: str | None,
+    no_schedule: bool,
+    mode: Mode | None,
+    engine: EngineName | None,
+) -> None:
+    """Change the schedule, mode or engine of a stream table.
+
+    \b
+    Example: headwater alter revenue --schedule 5s
+    """
+    if schedule is not None and no_schedule:
+        raise Misuse("--schedule and --no-schedule exclude each other")
+    if schedule is None and not no_schedule and mode is None and engine is None:
+        raise Misuse("nothing to change", "give --schedule, --no-schedule, --mode or --engine")
+    with invocation.connect() as hw:
+        found = hw.alter(name, schedule=schedule, unscheduled=no_schedule, mode=mode, engine=engine)
+    said = show.definition(found, "altered", _command("refresh", name))
+    invocation.present(document.stream_table(found), said)
+
+
+@cli.command()
+@name_argument
+@click.option("--cascade", is_flag=True, help="Drop also what reads it.")
+@click.option("--if-exists", is_flag=True, help="Do nothing if there is no stream table of that name.")
+@shared_options
+@click.pass_obj
+def drop(invocation: Invocation, name: str, cascade: bool, if_exists: bool) -> None:
+    """Drop a stream table.
+
+    \b
+    Example: headwater drop revenue
+    """
+    dropped: list[str] = []
+    with invocation.connect() as hw:
+        try:
+            dropped = hw.drop(name, cascade=cascade)
+        except NotFound:
+            if not if_exists:
+                raise
+    said = [f"dropped {label}" for label in dropped] or [f"there is no stream table {name}"]
+    invocation.present({"dropped": dropped}, show.lines(*said))
+
+
+@cli.command()
+@name_argument
+@click.option("--full", is_flag=True, help="Recompute it from its query.")
+@engine_option
+@shared_options
+@click.pass_obj
+def refresh(invocation: Invocation, name: str, full: bool, engine: EngineName | None) -> None:
+    """Bring a stream table, and those it reads, up to date.
+
+    \b
+    Example: headwater refresh revenue
+    """
+    with invocation.connect() as hw:
+        found = hw.refresh(name, full=full, engine=engine)
+    invocation.present({"outcomes": [document.outcome(item) for item in found]}, show.outcomes(found))
+
+
+# looking
+
+
+@cli.command("list")
+@shared_options
+@click.pass_obj
+def list_(invocation: Invocation) -> None:
+    """List the stream tables.
+
+    \b
+    Example: headwater list --format json
+    """
+    with invocation.connect() as hw:
+        found = hw.list()
+    invocation.present({"stream_tables": found}, show.listing(found))
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--watch", is_flag=True, help="Update the display each second until Ctrl-C.")
+@shared_options
+@click.pass_obj
+def status(invocation: Invocation, name: str | None, watch: bool) -> None:
+    """Show how fresh stream tables are, and what waits for them.
+
+    \b
+    Example: headwater status --watch
+    """
+    if watch and invocation.format == "json":
+        raise Misuse("--watch is for people", "repeat the command without --watch to follow it in JSON")
+    with invocation.connect() as hw:
+        if watch:
+            _watch(invocation, lambda: _status(hw, name)[1])
+        else:
+            invocation.present(*_status(hw, name))
+
+
+def _status(hw: Headwater, name: str | None) -> tuple[Any, RenderableType]:
+    if name is not None:
+        one_found = hw.status(name)
+        return one_found, show.status(one_found, _now(hw))
+    found = hw.list()
+    return {"stream_tables": found}, show.statuses(found, _now(hw))
+
+
+def _watch(invocation: Invocation, drawn: Callable[[], RenderableType]) -> None:
+    """Until interrupted: redraws in place on a terminal, prints one state after the other elsewhere."""
+    console = invocation.console
+    if not console.is_terminal:
+        while True:
+            console.print(drawn())
+            console.file.flush()
+            time.sleep(WATCH_SECONDS)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(drawn(), refresh=True)
+            time.sleep(WATCH_SECONDS)
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many.")
+@shared_options
+@click.pass_obj
+def history(invocation: Invocation, name: str | None, limit: int) -> None:
+    """Show the latest refreshes, newest first.
+
+    \b
+    Example: headwater history revenue --limit 5
+    """
+    with invocation.connect() as hw:
+        found = hw.history(name, limit=limit)
+        now = _now(hw)
+    invocation.present({"refreshes": found}, show.history(found, now))
+
+
+@cli.command()
+@name_argument
+@shared_options
+@click.pass_obj
+def explain(invocation: Invocation, name: str) -> None:
+    """Show what a refresh does, and why: operators, rules and SQL.
+
+    \b
+    Example: headwater explain revenue
+    """
+    with invocation.connect() as hw:
+        found = hw.explain(name)
+    invocation.present(found, show.explanation(found, invocation.console))
+
+
+@cli.command()
+@name_argument
+@shared_options
+@click.pass_obj
+def verify(invocation: Invocation, name: str) -> int:
+    """Compare a stream table with its query; exit code 1 if they differ.
+
+    \b
+    Example: headwater verify revenue
+    """
+    with invocation.connect() as hw:
+        found = hw.verify(name)
+    invocation.present(found, show.verification(found, f"{_command('refresh', name)} --full"))
+    return 0 if found.equal else 1
+
+
+def _now(hw: Headwater) -> datetime:
+    """The database's time, by which everything it recorded is dated."""
+    now: datetime = one(hw.connection, "SELECT clock_timestamp()")[0]
+    return now
+
+
+def _command(verb: str, name: str) -> str:
+    return f"headwater {verb} {shlex.quote(name)}"

@@ -1,0 +1,357 @@
+"""Results as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from headwater.catalog import StreamTable
+from headwater.cli.document import plain
+from headwater.cli.invocation import printable
+from headwater.config import Setting
+from headwater.db.privileges import Check
+from headwater.explain import Explanation, Operator
+from headwater.history import HistoryEntry, Outcome
+from headwater.monitor import StreamTableStatus
+from headwater.verify import MOST_DIFFERENCES, Verification
+
+NOTHING = "-"
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+# values
+
+
+def milliseconds(value: float | None) -> str:
+    """
+    >>> milliseconds(12.345), milliseconds(2500), milliseconds(125_000)
+    ('12.3 ms', '2.50 s', '2 min 5 s')
+    """
+    if value is None:
+        return NOTHING
+    if value < 1_000:
+        return f"{value:.1f} ms"
+    return f"{value / 1_000:.2f} s" if value < 60_000 else seconds(value / 1_000)
+
+
+def seconds(value: float) -> str:
+    """
+    >>> seconds(3.2), seconds(3_600), seconds(100_000)
+    ('3 s', '1 h', '1 d 3 h')
+    """
+    rest = max(0, int(value))
+    for (size, unit), (smaller, smaller_unit) in pairwise(_UNITS):
+        if rest >= size:
+            more = rest % size // smaller
+            return f"{rest // size} {unit}" + (f" {more} {smaller_unit}" if more else "")
+    return f"{rest} s"
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    return NOTHING if moment is None else f"{seconds((now - moment).total_seconds())} ago"
+
+
+def lag(status: StreamTableStatus) -> str:
+    if status.lag_seconds is None:
+        return NOTHING
+    return seconds(status.lag_seconds) if status.lag_seconds else "current"
+
+
+def cell(value: Any) -> str:
+    """A value of a row or of a table's column, on one line."""
+    if value is None:
+        return NOTHING
+    flat = plain(value)
+    return printable(flat if isinstance(flat, str) else str(flat)).replace("\n", "\\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, wrapped: str = "reason") -> Table:
+    """An aligned table; on a narrow terminal only the column `wrapped` is broken into lines."""
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    kept = [list(row) for row in rows]
+    for number, column in enumerate(columns):
+        numeric = any(isinstance(row[number], int) for row in kept)
+        drawn.add_column(printable(column), justify="right" if numeric else "left", no_wrap=column != wrapped)
+    for row in kept:
+        drawn.add_row(*(cell(value) for value in row))
+    return drawn
+
+
+def pairs(rows: Iterable[tuple[str, Any]]) -> Table:
+    drawn = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    drawn.add_column(style="bold", no_wrap=True)
+    drawn.add_column()
+    for name, value in rows:
+        drawn.add_row(name, cell(value))
+    return drawn
+
+
+def lines(*texts: str) -> Text:
+    return Text("\n".join(printable(text) for text in texts))
+
+
+# results
+
+
+def checks(found: Sequence[Check]) -> RenderableType:
+    missing = [check for check in found if not check.ok]
+    drawn = table(
+        ("", "privilege", "remedy"),
+        [
+            ("ok" if check.ok else "missing", check.name, f"{check.remedy};" if check.remedy else "")
+            for check in found
+        ],
+        wrapped="privilege",
+    )
+    verdict = (
+        f"{len(missing)} missing: run the statements above as the owner or a superuser"
+        if missing
+        else "nothing is missing"
+    )
+    return Group(drawn, lines(verdict))
+
+
+def definition(stream_table: StreamTable, verb: str, following: str) -> Text:
+    """What `create` and `alter` say: the mode and, when it recomputes though nobody asked for that, why."""
+    chosen = "" if stream_table.requested_mode == stream_table.mode else f" ({stream_table.requested_mode})"
+    said = [
+        f"{verb} {stream_table.label}",
+        f"mode: {stream_table.mode}{chosen}, engine: {stream_table.engine},"
+        f" schedule: {stream_table.schedule or 'none'}",
+    ]
+    if stream_table.mode == "full" and stream_table.requested_mode != "full":
+        said.append("it recomputes at each refresh, because it cannot be maintained incrementally:")
+        said += [f"  {reason}" for reason in stream_table.mode_reasons]
+    return lines(*said, f"next: {following}")
+
+
+def outcomes(found: Sequence[Outcome]) -> Table:
+    return table(
+        ("stream table", "action", "in", "inserted", "updated", "deleted", "took", "engine", "reason"),
+        [
+            (
+                outcome.stream_table,
+                outcome.action,
+                outcome.rows_in,
+                outcome.applied.inserted,
+                outcome.applied.updated,
+                outcome.applied.deleted,
+                milliseconds(outcome.duration_ms),
+                outcome.engine,
+                outcome.reason,
+            )
+            for outcome in found
+        ],
+    )
+
+
+def listing(found: Sequence[StreamTableStatus]) -> RenderableType:
+    if not found:
+        return lines("there are no stream tables", "next: headwater create --help")
+    return table(
+        ("stream table", "status", "mode", "engine", "schedule", "rows", "sources", "reason"),
+        [
+            (
+                status.stream_table,
+                status.status,
+                status.mode,
+                status.engine,
+                status.schedule,
+                status.rows,
+                ", ".join(status.sources),
+                _why(status),
+            )
+            for status in found
+        ],
+    )
+
+
+def statuses(found: Sequence[StreamTableStatus], now: datetime) -> RenderableType:
+    if not found:
+        return lines("there are no stream tables", "next: headwater create --help")
+    return table(
+        ("stream table", "status", "mode", "rows", "waiting", "lag", "last", "took", "refreshed", "reason"),
+        [
+            (
+                status.stream_table,
+                status.status,
+                status.mode,
+                status.rows,
+                status.pending_rows,
+                lag(status),
+                status.last_action,
+                milliseconds(status.last_refresh_ms),
+                ago(status.last_refresh_at, now),
+                _why(status),
+            )
+            for status in found
+        ],
+    )
+
+
+def status(found: StreamTableStatus, now: datetime) -> Table:
+    return pairs(
+        [
+            ("stream table", found.stream_table),
+            ("status", found.status),
+            ("mode", f"{found.mode} (asked for: {found.requested_mode})"),
+            ("reason", found.reason),
+            ("engine", found.engine),
+            ("schedule", found.schedule),
+            ("sources", ", ".join(found.sources) or None),
+            ("rows", found.rows),
+            ("waiting change rows", found.pending_rows),
+            ("lag", lag(found)),
+            ("last refresh", f"{found.last_action or NOTHING}, {ago(found.last_refresh_at, now)}"),
+            ("took", milliseconds(found.last_refresh_ms)),
+            ("to be recomputed", found.rebuild_reason),
+            ("frontier", found.frontier),
+        ]
+    )
+
+
+def _why(status: StreamTableStatus) -> str | None:
+    rebuild = f"to be recomputed: {status.rebuild_reason}" if status.rebuild_reason else None
+    return "; ".join(reason for reason in (status.reason, rebuild) if reason) or None
+
+
+def history(found: Sequence[HistoryEntry], now: datetime) -> RenderableType:
+    if not found:
+        return lines("nothing was refreshed yet")
+    return table(
+        (
+            "started",
+            "stream table",
+            "status",
+            "action",
+            "in",
+            "inserted",
+            "updated",
+            "deleted",
+            "took",
+            "engine",
+            "reason",
+        ),  # fmt: skip
+        [
+            (
+                ago(entry.started_at, now),
+                entry.stream_table,
+                entry.status,
+                entry.action,
+                entry.rows_in,
+                entry.rows_inserted,
+                entry.rows_updated,
+                entry.rows_deleted,
+                milliseconds(entry.duration_ms),
+                entry.engine,
+                f"{entry.reason}: {entry.error}" if entry.error else entry.reason,
+            )
+            for entry in found
+        ],
+    )
+
+
+def explanation(found: Explanation, console: Console) -> RenderableType:
+    shown: list[RenderableType] = [
+        pairs(
+            [
+                ("stream table", found.stream_table),
+                ("mode", f"{found.mode} (asked for: {found.requested_mode})"),
+                ("engine", f"{found.engine} ({found.engine_reason})"),
+                *(("reason", reason) for reason in found.reasons),
+            ]
+        ),
+        heading("operators"),
+        *_trees(found.operators),
+        heading("query"),
+        _sql(found.query, console),
+    ]
+    for number, step in enumerate(found.steps, 1):
+        shown += [heading(f"step {number}: {step.name}"), _sql(step.sql, console)]
+    return Group(*shown)
+
+
+def heading(text: str) -> Text:
+    return Text(f"\n{printable(text)}", style="bold")
+
+
+def _trees(operators: Sequence[Operator]) -> list[Tree]:
+    roots: list[Tree] = []
+    path: list[Tree] = []
+    for operator in operators:
+        label = Text.assemble(
+            (operator.name, "bold"), " ", printable(operator.detail), "  ", (f"[{operator.rule}]", "dim")
+        )
+        del path[operator.depth :]
+        if path:
+            path.append(path[-1].add(label))
+        else:
+            path.append(Tree(label))
+            roots.append(path[0])
+    return roots
+
+
+def _sql(text: str, console: Console) -> RenderableType:
+    text = printable(text.strip("\n"))
+    if not console.is_terminal:
+        return Text(text)
+    return Syntax(text, "postgresql", background_color="default", word_wrap=True)
+
+
+def verification(found: Verification, remedy: str) -> RenderableType:
+    note = [f"note: {found.note}"] if found.note else []
+    if found.equal:
+        return lines(f"{found.stream_table} equals its query: {found.rows} rows", *note)
+    return Group(
+        lines(
+            f"{found.stream_table} differs from its query: {_count(found.missing_count)} missing,"
+            f" {_count(found.surplus_count)} surplus, {found.rows} stored",
+            *note,
+        ),
+        *_rows(
+            "missing: the query gives these rows, the stream table lacks them",
+            found.columns,
+            found.missing,
+            found.missing_count,
+        ),
+        *_rows(
+            "surplus: the stream table has these rows, the query does not give them",
+            found.columns,
+            found.surplus,
+            found.surplus_count,
+        ),
+        lines("", f"next: {remedy}"),
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number} or more" if number == MOST_DIFFERENCES else str(number)
+
+
+def _rows(
+    title: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]], count: int
+) -> list[RenderableType]:
+    if not rows:
+        return []
+    part = f" ({len(rows)} of {_count(count)})" if len(rows) < count else ""
+    shown = [tuple("NULL" if value is None else value for value in row) for row in rows]
+    return [heading(f"{title}{part}"), table(columns, shown, wrapped="")]
+
+
+def settings(found: Sequence[Setting]) -> Table:
+    return table(
+        ("setting", "value", "from", "default", "description"),
+        [
+            (setting.name, setting.value, setting.origin, setting.default, setting.description)
+            for setting in found
+        ],
+        wrapped="description",
+    )
