@@ -1,0 +1,48 @@
+"""Fixtures of the integration tests: a handle, and roles that are no superusers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+import headwater
+from headwater import Headwater
+
+_role_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def hw(dsn: str) -> Iterator[Headwater]:
+    """A superuser's handle to the test's database, in which the catalog is installed."""
+    with headwater.connect(dsn) as handle:
+        handle.init()
+        yield handle
+
+
+@pytest.fixture
+def new_role(dsn: str, admin: psycopg.Connection) -> Iterator[Callable[[], tuple[str, str]]]:
+    """Makes a role without any privilege; its name and a DSN by which it reaches the test's database."""
+    made: list[str] = []
+
+    def make() -> tuple[str, str]:
+        name = f"headwater_role_{os.getpid()}_{next(_role_numbers)}"
+        password = secrets.token_urlsafe(12)
+        admin.execute(
+            sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(name), sql.Literal(password))
+        )
+        made.append(name)
+        return name, make_conninfo(dsn, user=name, password=password)
+
+    yield make
+    with psycopg.connect(dsn, autocommit=True) as inside:
+        for name in made:
+            inside.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(sql.Identifier(name)))
+    for name in made:
+        admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))

@@ -1,0 +1,135 @@
+"""What several integration tests need: comparing a stream table with its query, and what a database holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from headwater import Headwater, Outcome, catalog
+from headwater.db.work import statement
+
+Connection = psycopg.Connection[Any]
+Result = TypeVar("Result")
+
+WAITING_IS_LONG = 30.0
+"""Seconds after which a test gives up on another thread; nothing is asserted about the time it takes."""
+
+
+def value(conn: Connection, query: str, *parameters: object) -> Any:
+    """The single value of a query."""
+    row = conn.execute(statement(query), parameters or None).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def contents(conn: Connection, relation: str) -> Counter[str]:
+    """The rows of a relation as text, with how often each occurs."""
+    rows = conn.execute(
+        statement(f"SELECT whole_row__::text, count(*) FROM {relation} AS whole_row__ GROUP BY 1")
+    )
+    return Counter(dict(rows.fetchall()))
+
+
+def stored_and_wanted(hw: Headwater, name: str) -> tuple[Counter[str], Counter[str]]:
+    """The rows that users see and those that the query gives now, in the text of their values."""
+    found = catalog.find(hw.connection, name)
+    view = sql.Identifier(found.schema, found.name).as_string(hw.connection)
+    return contents(hw.connection, view), contents(hw.connection, f"headwater_defs.def_{found.id}")
+
+
+def assert_fresh(hw: Headwater, name: str) -> None:
+    """Invariant I1 at this moment: the stream table holds what its query gives."""
+    stored, wanted = stored_and_wanted(hw, name)
+    assert stored == wanted
+
+
+def assert_equal(hw: Headwater, name: str) -> None:
+    """As `assert_fresh`, by the equality of the types: 1.0 may stand for 1.00 in a key of a group."""
+    found = hw.verify(name)
+    assert found.equal, (found.missing, found.surplus)
+
+
+def refresh(hw: Headwater, name: str) -> Outcome:
+    """Refreshes, asserts I1 and returns what was done."""
+    outcome = hw.refresh(name)[-1]
+    assert_fresh(hw, name)
+    return outcome
+
+
+def change_table(conn: Connection, table: str) -> str | None:
+    """The SQL name of a table's change table, or None while it is not captured."""
+    row = conn.execute(
+        "SELECT 'headwater_changes.' || quote_ident(change_table) FROM headwater.source"
+        " WHERE relation = %s::regclass AND change_table IS NOT NULL",
+        (table,),
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
+def change_rows(conn: Connection, table: str) -> int:
+    """How many rows a table's change table holds."""
+    name = change_table(conn, table)
+    assert name is not None
+    return int(value(conn, f"SELECT count(*) FROM {name}"))
+
+
+def capture_triggers(conn: Connection, table: str) -> set[str]:
+    rows = conn.execute(
+        "SELECT tgname FROM pg_trigger WHERE tgrelid = %s::regclass AND tgname LIKE 'headwater%%'", (table,)
+    )
+    return {row[0] for row in rows}
+
+
+def footprint(conn: Connection) -> set[tuple[str, ...]]:
+    """All that a failed command could leave behind: relations, functions, triggers, locks, catalog rows."""
+    found = {
+        ("relation", *row)
+        for row in conn.execute(
+            "SELECT n.nspname, c.relname, c.relkind::text, c.relacl::text FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname !~ '^pg_'"
+            " AND n.nspname <> 'information_schema'"
+        )
+    }
+    found |= {
+        ("function", *row)
+        for row in conn.execute(
+            "SELECT p.oid::regprocedure::text, md5(p.prosrc) FROM pg_proc p"
+            " JOIN pg_namespace n ON n.oid = p.pronamespace"
+            " WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'"
+        )
+    }
+    found |= {
+        ("trigger", *row)
+        for row in conn.execute(
+            "SELECT tgrelid::regclass::text, tgname FROM pg_trigger WHERE NOT tgisinternal"
+        )
+    }
+    found |= {
+        ("advisory lock", *row)
+        for row in conn.execute(
+            "SELECT classid::text, objid::text, mode FROM pg_locks WHERE locktype = 'advisory'"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+    }
+    for (table,) in conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'headwater'").fetchall():
+        found |= {("row", table, text) for text in contents(conn, f"headwater.{table}")}
+    return found
+
+
+@contextmanager
+def in_background(work: Callable[[], Result]) -> Iterator[Future[Result]]:
+    """Runs something in another thread; it must end before the block is left for good."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield pool.submit(work)
+
+
+def wait_until_blocked(conn: Connection, pid: int, future: Future[Any]) -> None:
+    """Returns once a backend waits for a lock; fails if its work ended without having to."""
+    while not value(conn, "SELECT cardinality(pg_blocking_pids(%s)) > 0", pid):
+        assert not future.done(), f"it did not wait for a lock: {future.exception() or future.result()}"
