@@ -1,0 +1,362 @@
+"""The demo from start to end.
+
+Four connections work at once, as they would in earnest: the shop's writer, a refresher, a verifier, and the
+one that watches. The first interrupt ends the run as if its time were over; one more, while the last
+verification runs, ends that too. What was made is removed in every case.
+
+The variable HEADWATER_DEMO_SVG names a file that gets a picture of a frame near the end of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from types import FrameType
+
+import psycopg
+from psycopg import sql
+from rich.console import Console
+from rich.live import Live
+
+from headwater.api import Headwater, connect
+from headwater.db.connection import Connection, one, translated
+from headwater.demo import screen
+from headwater.demo.board import Board, Speed
+from headwater.demo.shop import EXAMPLES, SCHEMA, Shop, connect_writer
+from headwater.embedded import Server, find_installation
+from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound
+
+TRANSACTIONS_PER_SECOND = 40
+REFRESH_EVERY = 1.0
+VERIFY_PAUSE = 0.25
+FRAMES_PER_SECOND = 4
+SPEED_ROUNDS = 3
+OWNER_MARK = "made by headwater demo, which removes it"
+DEMO_LOCK = 4_855_311_390
+"""Held while a demo runs in a database."""
+INTERRUPTED = 130
+
+
+def run(seconds: float, dsn: str | None, console: Console) -> int:
+    """Shows stream tables at work; 0 if every verification was equal and every refresh went well.
+
+    Without a DSN on a private server, which is gone afterwards; with one in a schema of that database.
+    Raises HeadwaterError when it cannot even begin.
+    """
+    interrupts = _Interrupts()
+    with interrupts.installed():
+        try:
+            with _database(dsn, console, interrupts) as (address, description):
+                board = _perform(seconds, address, description, console, interrupts)
+        except KeyboardInterrupt:
+            console.print("Stopped before there was a result. What the demo made is removed.")
+            return INTERRUPTED
+        except psycopg.Error as error:
+            raise translated(error, "demo", HeadwaterError) from error
+    console.print(screen.summary(board, given=dsn is not None))
+    return 1 if board.problems else 0
+
+
+def _perform(seconds: float, dsn: str, description: str, console: Console, interrupts: _Interrupts) -> Board:
+    shop = Shop()
+    with connect(dsn) as headwater, connect_writer(dsn) as writer:
+        _prepare(headwater, shop, console)
+        board = Board(description, seconds, shop.written)
+        interrupts.gentle = True
+        board.start()
+        workers = [
+            _Worker("the shop's writer", board, interrupts.stop, lambda stop: _trade(writer, shop, stop)),
+            _Worker("the refresher", board, interrupts.stop, lambda stop: _refresh(dsn, board, stop)),
+            _Worker("the verifier", board, interrupts.stop, lambda stop: _verify(dsn, board, stop)),
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            _watch(headwater, board, console, interrupts.stop)
+        except (HeadwaterError, psycopg.Error) as error:
+            board.problem(f"the screen: {error}")
+        finally:
+            interrupts.stop.set()
+            for worker in workers:
+                worker.join()
+            board.end()
+        with _step(console, "Refreshing and verifying all of them once more"):
+            _finish(headwater, board)
+        if not board.problems:
+            with _step(console, "Timing deltas against recomputing"), suppress(KeyboardInterrupt):
+                rounds = 1 if interrupts.received else SPEED_ROUNDS
+                board.speeds = _speeds(headwater, writer, shop, rounds)
+    return board
+
+
+# the database
+
+
+@contextmanager
+def _database(dsn: str | None, console: Console, interrupts: _Interrupts) -> Iterator[tuple[str, str]]:
+    """The address of a database with Headwater and an empty schema for the shop, and what to call it."""
+    if dsn is None:
+        installation = find_installation()
+        version = "{}.{}".format(*installation.version)
+        with _step(console, f"Starting a private PostgreSQL {version}"):
+            server = Server.start(installation=installation)
+        try:
+            address = server.dsn()
+            with connect(address) as headwater, _step(console, "Installing Headwater"):
+                headwater.init()
+                _create_schema(headwater.connection)
+            yield address, f"private PostgreSQL {version}"
+        finally:
+            interrupts.cleaning = True
+            with _step(console, "Stopping the server and removing its directory"):
+                server.stop()
+        return
+    with connect(dsn) as headwater:
+        with _step(console, "Installing Headwater"):
+            headwater.init()
+        if not one(headwater.connection, "SELECT pg_try_advisory_lock(%s)", (DEMO_LOCK,))[0]:
+            raise AlreadyExists("another demo is running in this database", hint="wait for it to end")
+        _remove_abandoned(headwater)
+        try:
+            _create_schema(headwater.connection)
+            query = "SELECT split_part(current_setting('server_version'), ' ', 1)"
+            yield dsn, f"PostgreSQL {one(headwater.connection, query)[0]}"
+        finally:
+            interrupts.cleaning = True
+            with _step(console, f"Removing the schema {SCHEMA} and its stream tables"):
+                _remove(dsn)
+
+
+def _create_schema(connection: Connection) -> None:
+    with connection.transaction():
+        connection.execute(f"CREATE SCHEMA {SCHEMA}")
+        connection.execute(
+            sql.SQL("COMMENT ON SCHEMA {} IS {}").format(sql.Identifier(SCHEMA), sql.Literal(OWNER_MARK))
+        )
+
+
+def _remove_abandoned(headwater: Headwater) -> None:
+    """Clears away what a demo that was killed left; a schema that is not ours is left alone."""
+    row = headwater.connection.execute(
+        "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = %s", (SCHEMA,)
+    ).fetchone()
+    if row is None:
+        return
+    if row[0] != OWNER_MARK:
+        raise AlreadyExists(
+            f"the database has a schema {SCHEMA} that the demo did not make",
+            hint="give another database with --dsn, or none for a private server",
+        )
+    _drop_everything(headwater)
+
+
+def _remove(dsn: str) -> None:
+    """Over a connection of its own, for the others may be broken or in the middle of something."""
+    with connect(dsn) as headwater:
+        _drop_everything(headwater)
+
+
+def _drop_everything(headwater: Headwater) -> None:
+    for example in reversed(EXAMPLES):
+        with suppress(NotFound):
+            headwater.drop(example.label, cascade=True)
+    headwater.connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+
+
+def _prepare(headwater: Headwater, shop: Shop, console: Console) -> None:
+    with _step(console, "Loading a shop: 2,000 customers, 300 products, 20,000 orders, 50,000 items"):
+        with headwater.connection.transaction():
+            shop.load(headwater.connection)
+    with _step(console, f"Creating {len(EXAMPLES)} stream tables"):
+        for example in EXAMPLES:
+            headwater.create(example.label, example.query, mode="differential")
+
+
+# the workers
+
+
+class _Worker(threading.Thread):
+    """A thread that cannot fail unseen."""
+
+    def __init__(
+        self, what: str, board: Board, stop: threading.Event, work: Callable[[threading.Event], None]
+    ) -> None:
+        super().__init__(name=what, daemon=True)
+        self._what, self._board, self._stop_event, self._work = what, board, stop, work
+
+    def run(self) -> None:
+        try:
+            self._work(self._stop_event)
+        except Exception as error:
+            self._board.problem(f"{self._what} ended early: {str(error) or type(error).__name__}")
+            self._stop_event.set()
+
+
+def _trade(connection: Connection, shop: Shop, stop: threading.Event) -> None:
+    """A steady rate: a late transaction is not made up for, so a slow server is not flooded."""
+    pause = 1 / TRANSACTIONS_PER_SECOND
+    due = time.monotonic()
+    while not stop.is_set():
+        shop.trade(connection)
+        due = max(due + pause, time.monotonic())
+        stop.wait(due - time.monotonic())
+
+
+def _refresh(dsn: str, board: Board, stop: threading.Event) -> None:
+    with connect(dsn) as headwater:
+        while not stop.is_set():
+            due = time.monotonic() + REFRESH_EVERY
+            for label in _last_in_line(board):
+                if stop.is_set():
+                    break
+                _refresh_one(headwater, board, label)
+            stop.wait(max(0.0, due - time.monotonic()))
+
+
+def _verify(dsn: str, board: Board, stop: threading.Event) -> None:
+    with connect(dsn) as headwater:
+        while not stop.is_set():
+            for label in board.rows:
+                if stop.wait(VERIFY_PAUSE):
+                    break
+                _verify_one(headwater, board, label)
+
+
+def _last_in_line(board: Board) -> list[str]:
+    """The stream tables that no other one reads: a refresh brings along those that it reads, first."""
+    queries = [row.example.query for row in board.rows.values()]
+    return [label for label in board.rows if not any(f"FROM {label}" in query for query in queries)]
+
+
+def _refresh_one(headwater: Headwater, board: Board, label: str) -> None:
+    try:
+        for outcome in headwater.refresh(label):
+            board.refreshed(outcome)
+    except ConnectionFailed:
+        raise
+    except HeadwaterError as error:
+        board.problem(f"the refresh of {label} failed: {error}")
+
+
+def _verify_one(headwater: Headwater, board: Board, label: str) -> None:
+    try:
+        board.compared(headwater.verify(label))
+    except ConnectionFailed:
+        raise
+    except HeadwaterError as error:
+        board.problem(f"verifying {label} failed: {error}")
+
+
+# the screen
+
+
+def _watch(headwater: Headwater, board: Board, console: Console, stop: threading.Event) -> None:
+    """Shows the board until the time is over or something stops the run."""
+    picture = os.environ.get("HEADWATER_DEMO_SVG")
+    if not console.is_terminal:
+        while not stop.wait(min(1.0, board.left)) and board.left:
+            _observe(headwater, board)
+            console.print(screen.line(board), soft_wrap=True, highlight=False, markup=False)
+    else:
+        frames = 0
+        _observe(headwater, board)
+        with Live(screen.frame(board, console.size), console=console, auto_refresh=False) as live:
+            while not stop.wait(min(1 / FRAMES_PER_SECOND, board.left)) and board.left:
+                frames += 1
+                if frames % (FRAMES_PER_SECOND // 2) == 0:
+                    _observe(headwater, board)
+                live.update(screen.frame(board, console.size), refresh=True)
+    if picture:
+        Path(picture).write_text(screen.picture(board), encoding="utf-8")
+
+
+def _observe(headwater: Headwater, board: Board) -> None:
+    for label in board.rows:
+        board.observed(headwater.status(label))
+    board.saw_top(
+        headwater.connection.execute(
+            f"SELECT region, revenue, items FROM {SCHEMA}.revenue_by_region ORDER BY revenue DESC"
+        ).fetchall()
+    )
+
+
+@contextmanager
+def _step(console: Console, what: str) -> Iterator[None]:
+    """Says what takes a moment: while it does on a terminal, and in a line of its own either way."""
+    started = time.monotonic()
+    with console.status(f"{what} …") if console.is_terminal else nullcontext():
+        yield
+    console.print(f"{what}: {time.monotonic() - started:.1f} s", style="dim", highlight=False, soft_wrap=True)
+
+
+# the end
+
+
+def _finish(headwater: Headwater, board: Board) -> None:
+    try:
+        for label in _last_in_line(board):
+            _refresh_one(headwater, board, label)
+        for label in board.rows:
+            _verify_one(headwater, board, label)
+    except ConnectionFailed as error:
+        board.problem(f"the last verification: {error}")
+
+
+def _speeds(headwater: Headwater, writer: Connection, shop: Shop, rounds: int) -> list[Speed]:
+    """Medians of the rounds: a second's worth of changes, then each as a delta, then each recomputed.
+
+    Only after everything was verified, for recomputing would hide a difference.
+    """
+    deltas: dict[str, list[float]] = {example.name: [] for example in EXAMPLES}
+    fulls: dict[str, list[float]] = {example.name: [] for example in EXAMPLES}
+    for _ in range(rounds):
+        for _ in range(TRANSACTIONS_PER_SECOND):
+            shop.trade(writer)
+        for example in EXAMPLES:
+            outcome = headwater.refresh(example.label)[-1]
+            if outcome.action == "delta":
+                deltas[example.name].append(outcome.duration_ms)
+        for example in EXAMPLES:
+            fulls[example.name].append(headwater.refresh(example.label, full=True)[-1].duration_ms)
+    return [
+        Speed(name, statistics.median(deltas[name]), statistics.median(fulls[name]))
+        for name in deltas
+        if deltas[name]
+    ]
+
+
+class _Interrupts:
+    """What Ctrl-C and SIGTERM mean in each part of the run."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.received = False
+        self.gentle = False  # the first one only ends the run
+        self.cleaning = False  # none may keep us from removing what was made
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        if self.cleaning:
+            return
+        if self.gentle and not self.stop.is_set():
+            self.stop.set()
+            return
+        raise KeyboardInterrupt
