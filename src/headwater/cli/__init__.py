@@ -35,6 +35,13 @@ def main() -> None:
 def run(arguments: list[str], invocation: Invocation) -> int:
     """Runs one command; its exit code."""
     try:
+        "".join(arguments).encode()
+    except UnicodeEncodeError:
+        invocation.report(
+            "UsageError", "the arguments are not in the encoding of this locale", hint="use UTF-8"
+        )
+        return 2
+    try:
         code = cli.main(arguments, prog_name="headwater", standalone_mode=False, obj=invocation)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -44,16 +51,18 @@ def run(arguments: list[str], invocation: Invocation) -> int:
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         hint = getattr(error, "hint", "") or (f"{context.command_path} --help" if context else "")
-        invocation.report(type(error).__name__, error.format_message(), hint=hint)
+        invocation.report("UsageError", error.format_message(), hint=hint)
         return error.exit_code
     except HeadwaterError as error:
         _report(invocation, error)
         return 1
-    except psycopg.Error as error:
-        # What the modules below do not expect of the server, such as a connection that breaks.
-        _report(invocation, translated(error, "the server reports an error", HeadwaterError))
-        return 1
     except Exception as error:
+        if isinstance(error, psycopg.Error) and (
+            error.sqlstate or isinstance(error, psycopg.OperationalError)
+        ):
+            # What the server says where the modules below do not expect it, such as that it shuts down.
+            _report(invocation, translated(error, "the server reports an error", HeadwaterError))
+            return 1
         name = type(error).__name__
         hint = "" if invocation.debug else "this is a defect; --debug shows the traceback to report with it"
         invocation.report(name, f"unexpected {name}: {error}", hint=hint, trace=traceback.format_exc())

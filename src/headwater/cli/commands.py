@@ -385,8 +385,7 @@ def _watch(invocation: Invocation, drawn: Callable[[], RenderableType]) -> None:
     console = invocation.console
     if not console.is_terminal:
         while True:
-            console.print(drawn())
-            console.file.flush()
+            invocation.print(drawn())
             time.sleep(WATCH_SECONDS)
     with Live(console=console, auto_refresh=False) as live:
         while True:

@@ -76,7 +76,17 @@ class Invocation:
         if self.format == "json":
             click.echo(encoded(document))
         else:
-            self.console.print(text)
+            self.print(text)
+
+    def print(self, text: RenderableType) -> None:
+        """Prints text; in a pipe without the spaces that fill the last column."""
+        console = self.console
+        if console.is_terminal:
+            console.print(text)
+            return
+        with console.capture() as capture:
+            console.print(text)
+        click.echo("\n".join(line.rstrip() for line in capture.get().removesuffix("\n").split("\n")))
 
     def report(self, kind: str, message: str, *, detail: str = "", hint: str = "", trace: str = "") -> None:
         """Prints an error, with its traceback under --debug."""
@@ -110,7 +120,7 @@ def printable(text: str) -> str:
     'a\\\\x1b[2J'
     """
     return "".join(
-        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode()
+        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
         for sign in text
     )
 

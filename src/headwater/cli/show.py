@@ -70,16 +70,16 @@ def cell(value: Any) -> str:
     if value is None:
         return NOTHING
     flat = plain(value)
-    return printable(flat if isinstance(flat, str) else str(flat)).replace("\n", "\\n")
+    return printable(flat if isinstance(flat, str) else str(flat)).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, wrapped: str = "reason") -> Table:
-    """An aligned table; on a narrow terminal only the column `wrapped` is broken into lines."""
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """An aligned table. On a narrow terminal cells are folded, the widest first, and nothing is cut off."""
     kept = [list(row) for row in rows]
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for number, column in enumerate(columns):
         numeric = any(isinstance(row[number], int) for row in kept)
-        drawn.add_column(printable(column), justify="right" if numeric else "left", no_wrap=column != wrapped)
+        drawn.add_column(printable(column), justify="right" if numeric else "left", overflow="fold")
     for row in kept:
         drawn.add_row(*(cell(value) for value in row))
     return drawn
@@ -109,7 +109,6 @@ def checks(found: Sequence[Check]) -> RenderableType:
             ("ok" if check.ok else "missing", check.name, f"{check.remedy};" if check.remedy else "")
             for check in found
         ],
-        wrapped="privilege",
     )
     verdict = (
         f"{len(missing)} missing: run the statements above as the owner or a superuser"
@@ -121,11 +120,10 @@ def checks(found: Sequence[Check]) -> RenderableType:
 
 def definition(stream_table: StreamTable, verb: str, following: str) -> Text:
     """What `create` and `alter` say: the mode and, when it recomputes though nobody asked for that, why."""
-    chosen = "" if stream_table.requested_mode == stream_table.mode else f" ({stream_table.requested_mode})"
     said = [
         f"{verb} {stream_table.label}",
-        f"mode: {stream_table.mode}{chosen}, engine: {stream_table.engine},"
-        f" schedule: {stream_table.schedule or 'none'}",
+        f"mode: {stream_table.mode} (asked for: {stream_table.requested_mode}),"
+        f" engine: {stream_table.engine}, schedule: {stream_table.schedule or 'none'}",
     ]
     if stream_table.mode == "full" and stream_table.requested_mode != "full":
         said.append("it recomputes at each refresh, because it cannot be maintained incrementally:")
@@ -178,7 +176,7 @@ def statuses(found: Sequence[StreamTableStatus], now: datetime) -> RenderableTyp
     if not found:
         return lines("there are no stream tables", "next: headwater create --help")
     return table(
-        ("stream table", "status", "mode", "rows", "waiting", "lag", "last", "took", "refreshed", "reason"),
+        ("stream table", "status", "mode", "rows", "waiting", "lag", "took", "last refresh", "reason"),
         [
             (
                 status.stream_table,
@@ -187,9 +185,8 @@ def statuses(found: Sequence[StreamTableStatus], now: datetime) -> RenderableTyp
                 status.rows,
                 status.pending_rows,
                 lag(status),
-                status.last_action,
                 milliseconds(status.last_refresh_ms),
-                ago(status.last_refresh_at, now),
+                _last(status, now),
                 _why(status),
             )
             for status in found
@@ -210,12 +207,16 @@ def status(found: StreamTableStatus, now: datetime) -> Table:
             ("rows", found.rows),
             ("waiting change rows", found.pending_rows),
             ("lag", lag(found)),
-            ("last refresh", f"{found.last_action or NOTHING}, {ago(found.last_refresh_at, now)}"),
+            ("last refresh", _last(found, now)),
             ("took", milliseconds(found.last_refresh_ms)),
             ("to be recomputed", found.rebuild_reason),
             ("frontier", found.frontier),
         ]
     )
+
+
+def _last(status: StreamTableStatus, now: datetime) -> str | None:
+    return f"{status.last_action} {ago(status.last_refresh_at, now)}" if status.last_action else None
 
 
 def _why(status: StreamTableStatus) -> str | None:
@@ -239,7 +240,7 @@ def history(found: Sequence[HistoryEntry], now: datetime) -> RenderableType:
             "took",
             "engine",
             "reason",
-        ),  # fmt: skip
+        ),
         [
             (
                 ago(entry.started_at, now),
@@ -269,7 +270,6 @@ def explanation(found: Explanation, console: Console) -> RenderableType:
                 *(("reason", reason) for reason in found.reasons),
             ]
         ),
-        heading("operators"),
         *_trees(found.operators),
         heading("query"),
         _sql(found.query, console),
@@ -283,7 +283,7 @@ def heading(text: str) -> Text:
     return Text(f"\n{printable(text)}", style="bold")
 
 
-def _trees(operators: Sequence[Operator]) -> list[Tree]:
+def _trees(operators: Sequence[Operator]) -> list[RenderableType]:
     roots: list[Tree] = []
     path: list[Tree] = []
     for operator in operators:
@@ -296,7 +296,7 @@ def _trees(operators: Sequence[Operator]) -> list[Tree]:
         else:
             path.append(Tree(label))
             roots.append(path[0])
-    return roots
+    return [heading("operators"), *roots] if roots else []
 
 
 def _sql(text: str, console: Console) -> RenderableType:
@@ -309,11 +309,11 @@ def _sql(text: str, console: Console) -> RenderableType:
 def verification(found: Verification, remedy: str) -> RenderableType:
     note = [f"note: {found.note}"] if found.note else []
     if found.equal:
-        return lines(f"{found.stream_table} equals its query: {found.rows} rows", *note)
+        return lines(f"{found.stream_table} equals its query: {_count(found.rows, 'row')}", *note)
     return Group(
         lines(
-            f"{found.stream_table} differs from its query: {_count(found.missing_count)} missing,"
-            f" {_count(found.surplus_count)} surplus, {found.rows} stored",
+            f"{found.stream_table} differs from its query: {_differing(found.missing_count)} missing,"
+            f" {_differing(found.surplus_count)} surplus, {found.rows} stored",
             *note,
         ),
         *_rows(
@@ -332,7 +332,11 @@ def verification(found: Verification, remedy: str) -> RenderableType:
     )
 
 
-def _count(number: int) -> str:
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _differing(number: int) -> str:
     return f"{number} or more" if number == MOST_DIFFERENCES else str(number)
 
 
@@ -341,9 +345,9 @@ def _rows(
 ) -> list[RenderableType]:
     if not rows:
         return []
-    part = f" ({len(rows)} of {_count(count)})" if len(rows) < count else ""
+    part = f" ({len(rows)} of {_differing(count)})" if len(rows) < count else ""
     shown = [tuple("NULL" if value is None else value for value in row) for row in rows]
-    return [heading(f"{title}{part}"), table(columns, shown, wrapped="")]
+    return [heading(f"{title}{part}"), table(columns, shown)]
 
 
 def settings(found: Sequence[Setting]) -> Table:
@@ -353,5 +357,4 @@ def settings(found: Sequence[Setting]) -> Table:
             (setting.name, setting.value, setting.origin, setting.default, setting.description)
             for setting in found
         ],
-        wrapped="description",
     )
