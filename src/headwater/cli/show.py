@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +16,7 @@ from rich.tree import Tree
 
 from headwater.catalog import StreamTable
 from headwater.cli.document import plain
-from headwater.cli.invocation import printable
+from headwater.cli.invocation import PIPE_WIDTH, printable
 from headwater.config import Setting
 from headwater.db.privileges import Check
 from headwater.explain import Explanation, Operator
@@ -24,7 +25,8 @@ from headwater.monitor import StreamTableStatus
 from headwater.verify import MOST_DIFFERENCES, Verification
 
 NOTHING = "-"
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+OUTCOME_COLUMNS = "stream table,action,in,inserted,updated,deleted,took,engine,reason".split(",")
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 # values
@@ -33,7 +35,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 def milliseconds(value: float | None) -> str:
     """
     >>> milliseconds(12.345), milliseconds(2500), milliseconds(125_000)
-    ('12.3 ms', '2.50 s', '2 min 5 s')
+    ('12.3 ms', '2.50 s', '2 min')
     """
     if value is None:
         return NOTHING
@@ -44,15 +46,12 @@ def milliseconds(value: float | None) -> str:
 
 def seconds(value: float) -> str:
     """
-    >>> seconds(3.2), seconds(3_600), seconds(100_000)
-    ('3 s', '1 h', '1 d 3 h')
+    >>> seconds(3.2), seconds(119), seconds(100_000)
+    ('3 s', '119 s', '27 h')
     """
-    rest = max(0, int(value))
-    for (size, unit), (smaller, smaller_unit) in pairwise(_UNITS):
-        if rest >= size:
-            more = rest % size // smaller
-            return f"{rest // size} {unit}" + (f" {more} {smaller_unit}" if more else "")
-    return f"{rest} s"
+    whole = max(0, int(value))
+    size, unit = next(((size, unit) for size, unit in _UNITS if whole >= 2 * size), (1, "s"))
+    return f"{whole // size} {unit}"
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
@@ -74,7 +73,7 @@ def cell(value: Any) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """An aligned table. On a narrow terminal cells are folded, the widest first, and nothing is cut off."""
+    """An aligned table; on a narrow terminal cells are folded, the widest first, and nothing is cut off."""
     kept = [list(row) for row in rows]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for number, column in enumerate(columns):
@@ -83,6 +82,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     for row in kept:
         drawn.add_row(*(cell(value) for value in row))
     return drawn
+
+
+@dataclass(frozen=True)
+class Reasoned:
+    """A table by stream table whose last column is a reason; where that is too wide, reasons follow below."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = table(self.columns, self.rows)
+        if Measurement.get(console, options.update(max_width=PIPE_WIDTH), whole).maximum <= options.max_width:
+            yield whole
+            return
+        yield table(self.columns[:-1], [row[:-1] for row in self.rows])
+        label = self.columns.index("stream table")
+        yield from (lines(f"{row[label]}: {row[-1]}") for row in self.rows if row[-1])
 
 
 def pairs(rows: Iterable[tuple[str, Any]]) -> Table:
@@ -131,9 +147,9 @@ def definition(stream_table: StreamTable, verb: str, following: str) -> Text:
     return lines(*said, f"next: {following}")
 
 
-def outcomes(found: Sequence[Outcome]) -> Table:
-    return table(
-        ("stream table", "action", "in", "inserted", "updated", "deleted", "took", "engine", "reason"),
+def outcomes(found: Sequence[Outcome]) -> RenderableType:
+    return Reasoned(
+        OUTCOME_COLUMNS,
         [
             (
                 outcome.stream_table,
@@ -154,7 +170,7 @@ def outcomes(found: Sequence[Outcome]) -> Table:
 def listing(found: Sequence[StreamTableStatus]) -> RenderableType:
     if not found:
         return lines("there are no stream tables", "next: headwater create --help")
-    return table(
+    return Reasoned(
         ("stream table", "status", "mode", "engine", "schedule", "rows", "sources", "reason"),
         [
             (
@@ -175,8 +191,8 @@ def listing(found: Sequence[StreamTableStatus]) -> RenderableType:
 def statuses(found: Sequence[StreamTableStatus], now: datetime) -> RenderableType:
     if not found:
         return lines("there are no stream tables", "next: headwater create --help")
-    return table(
-        ("stream table", "status", "mode", "rows", "waiting", "lag", "took", "last refresh", "reason"),
+    return Reasoned(
+        ("stream table", "status", "mode", "rows", "waiting", "lag", "last refresh", "reason"),
         [
             (
                 status.stream_table,
@@ -185,7 +201,6 @@ def statuses(found: Sequence[StreamTableStatus], now: datetime) -> RenderableTyp
                 status.rows,
                 status.pending_rows,
                 lag(status),
-                milliseconds(status.last_refresh_ms),
                 _last(status, now),
                 _why(status),
             )
@@ -227,26 +242,13 @@ def _why(status: StreamTableStatus) -> str | None:
 def history(found: Sequence[HistoryEntry], now: datetime) -> RenderableType:
     if not found:
         return lines("nothing was refreshed yet")
-    return table(
-        (
-            "started",
-            "stream table",
-            "status",
-            "action",
-            "in",
-            "inserted",
-            "updated",
-            "deleted",
-            "took",
-            "engine",
-            "reason",
-        ),
+    return Reasoned(
+        ("started", *OUTCOME_COLUMNS),
         [
             (
                 ago(entry.started_at, now),
                 entry.stream_table,
-                entry.status,
-                entry.action,
+                entry.action if entry.status == "completed" else entry.status,
                 entry.rows_in,
                 entry.rows_inserted,
                 entry.rows_updated,
