@@ -126,9 +126,8 @@ def conn(dsn: str) -> Iterator[psycopg.Connection]:
 
 def prepare_template(dsn: str) -> None:
     """Install the catalog."""
-    connect = getattr(headwater, "connect", None)
-    if connect is not None:
-        connect(dsn).init()
+    with headwater.connect(dsn) as hw:
+        hw.init()
 
 
 def _memory_directory() -> Path | None:

@@ -32,7 +32,7 @@ class StreamTable:
     id: int
     schema: str
     name: str
-    relation: int | None  # oid of the view that users read
+    relation: int | None  # oid of the view that users read; None if there is none (yet)
     query: str
     definition: str | None  # canonical text when it was last planned
     requested_mode: Mode
@@ -62,12 +62,9 @@ class CatalogSource:
     relation: int
     schema: str | None  # None when the relation is gone
     name: str | None
+    label: str
     stream_table_id: int | None
     change_table: str | None
-
-    @property
-    def label(self) -> str:
-        return f"{self.schema}.{self.name}"
 
 
 def stream_tables(connection: Connection, ids: list[int] | None = None) -> list[StreamTable]:
@@ -154,8 +151,9 @@ def sources_of(connection: Connection, stream_table_id: int) -> list[CatalogSour
             relation=row[1],
             schema=row[2],
             name=row[3],
-            stream_table_id=row[4],
-            change_table=row[5],
+            label=row[4],
+            stream_table_id=row[5],
+            change_table=row[6],
         )
         for row in connection.execute(query("catalog", "sources_of"), {"id": stream_table_id})
     ]

@@ -148,6 +148,16 @@ class DefinitionReader:
         return definition
 
 
+def read_source(connection: Connection, relation: int) -> Source | None:
+    """A relation as a source, or None if it is gone."""
+    row = connection.execute(query("definition", "relation"), {"relation": relation}).fetchone()
+    if row is None:
+        return None
+    schema, name, is_stream_table = row
+    columns = _Types(connection).columns_of([relation])[relation]
+    return Source(relation, schema, name, "stream_table" if is_stream_table else "table", tuple(columns))
+
+
 def _source(item: ReadRelation, columns: list[SourceColumn]) -> Source:
     kind: SourceKind = "stream_table" if item.stream_table_id else "table"
     return Source(item.oid, item.schema, item.name, kind, tuple(columns))

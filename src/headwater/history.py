@@ -30,6 +30,7 @@ class Outcome:
     rows_in: int = 0
     applied: Applied = field(default_factory=Applied)
     phases: dict[str, float] = field(default_factory=dict)
+    frontier_moved: bool = True
     status: Literal["completed", "failed"] = "completed"
     error: str | None = None
     sqlstate: str | None = None

@@ -19,7 +19,7 @@ from psycopg import sql
 from headwater import catalog, history
 from headwater.apply import storage
 from headwater.apply.merge import Applied
-from headwater.capture.registry import capture, release_unused
+from headwater.capture.registry import capture, release_superfluous
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.clock import Phases, parse_duration
 from headwater.config import Settings
@@ -184,8 +184,8 @@ class Lifecycle:
         )
         try:
             with connection.transaction():
-                # Prepared, so that the server takes one statement and no more.
-                connection.execute(sql.SQL("CREATE VIEW {} AS {}").format(name, body), prepare=True)
+                # In binary, for the protocol that takes one statement and no more.
+                connection.execute(sql.SQL("CREATE VIEW {} AS {}").format(name, body), binary=True)
         except psycopg.Error as error:
             if error.sqlstate == INVALID_TABLE_DEFINITION:
                 self._refuse_temporary(body, label)
@@ -199,7 +199,7 @@ class Lifecycle:
     def _refuse_temporary(self, body: sql.SQL, label: str) -> None:
         """Raises if the query reads a temporary table, which only a temporary view can."""
         connection = self._connection
-        connection.execute(sql.SQL("CREATE TEMP VIEW hw_probe AS {}").format(body), prepare=True)
+        connection.execute(sql.SQL("CREATE TEMP VIEW hw_probe AS {}").format(body), binary=True)
         view = int(one(connection, "SELECT 'pg_temp.hw_probe'::regclass::oid")[0])
         connection.execute("SELECT set_config('search_path', '', true)")
         self._check_definition(label, self._reader.read(view))
@@ -230,6 +230,11 @@ class Lifecycle:
         )
         connection.execute(query("catalog", "delete_dependencies"), {"id": stream_table_id})
         connection.execute(query("catalog", "delete_lineage"), {"id": stream_table_id})
+        wanted = referenced_columns(definition.plan.root) if definition.plan is not None else {}
+        numbers = {
+            source.relation: [source.column(name).attnum for name in wanted[source.relation]]
+            for source in (definition.plan.sources if definition.plan is not None else ())
+        }
         source_ids = {}
         for relation in definition.reads:
             source_ids[relation.oid] = one(
@@ -244,7 +249,11 @@ class Lifecycle:
             )[0]
             connection.execute(
                 query("catalog", "add_dependency"),
-                {"stream_table_id": stream_table_id, "source_id": source_ids[relation.oid]},
+                {
+                    "stream_table_id": stream_table_id,
+                    "source_id": source_ids[relation.oid],
+                    "columns": numbers.get(relation.oid, []),
+                },
             )
         if stream_table_id in catalog.upstream_of(connection, stream_table_id):
             raise CyclicDependency(
@@ -265,7 +274,6 @@ class Lifecycle:
                     )
         if mode == "differential":
             assert definition.plan is not None
-            wanted = referenced_columns(definition.plan.root)
             # In the order of their oids: two creations at once take their locks in the same order.
             for source in sorted(definition.plan.sources, key=lambda source: source.relation):
                 capture(connection, source_ids[source.relation], source, wanted[source.relation])
@@ -372,7 +380,7 @@ class Lifecycle:
         except psycopg.Error as error:
             raise translated(error, f"alter {stream_table.label}", HeadwaterError) from error
         if effective != stream_table.mode:
-            self._refresher.refresh(stream_table.id, Request(full=True))
+            self._refresher.refresh(stream_table.id, Request())
         return catalog.stream_table(self._connection, stream_table.id)
 
     def _change_mode(self, stream_table_id: int, definition: Definition, mode: str) -> None:
@@ -386,7 +394,7 @@ class Lifecycle:
             query("catalog", "set_rebuild_reason"),
             {"id": stream_table_id, "reason": f"its mode was changed to {mode}"},
         )
-        release_unused(self._connection)
+        release_superfluous(self._connection)
 
     # drop
 
@@ -427,7 +435,7 @@ class Lifecycle:
                 )
             for member in reversed(members):
                 dropped.append(self._remove_one(member, cascade=cascade))
-            release_unused(connection)
+            release_superfluous(connection)
         return dropped
 
     def _remove_one(self, stream_table_id: int, *, cascade: bool) -> str:

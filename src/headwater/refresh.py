@@ -95,7 +95,7 @@ class Refresher:
             )
             self._record_failure(stream_table_id, started_at, failure, getattr(error, "sqlstate", None))
             raise failure from error
-        if any(outcome.action != "nothing" for outcome in outcomes):
+        if any(outcome.frontier_moved for outcome in outcomes):
             self._clean([outcome.stream_table_id for outcome in outcomes])
         return outcomes
 
@@ -160,6 +160,7 @@ class Refresher:
         connection, phases = self._connection, Phases()
         with phases.measure("choose"):
             sources = catalog.sources_of(connection, stream_table.id)
+            _check_intact(stream_table, sources)
             choice = self._choose(stream_table, sources, request)
             engine = self.engine_for(stream_table, request)
         outcome = Outcome(
@@ -175,7 +176,7 @@ class Refresher:
         if choice.action == "nothing":
             if choice.release:
                 connection.execute(query("catalog", "set_frontier"), {"id": stream_table.id})
-            return replace(outcome, phases=phases.milliseconds)
+            return replace(outcome, frontier_moved=choice.release, phases=phases.milliseconds)
         with phases.measure("plan"):
             connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
             connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
@@ -375,6 +376,16 @@ class Refresher:
         except psycopg.Error as error:
             if error.sqlstate is None:
                 raise
+
+
+def _check_intact(stream_table: StreamTable, sources: list[CatalogSource]) -> None:
+    gone = [source.label for source in sources if source.schema is None]
+    if gone or stream_table.relation is None:
+        what = f"{', '.join(gone)}, which it reads," if gone else "the view that shows it"
+        raise RefreshFailed(
+            f"{stream_table.label} cannot be refreshed: {what} was dropped",
+            hint=f"headwater drop {stream_table.label}, then create it again",
+        )
 
 
 def stage(

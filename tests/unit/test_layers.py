@@ -11,13 +11,15 @@ import pytest
 # Lowest first. A name is a module or package directly under headwater. It may import itself and the layers
 # below, not its neighbours in the same layer.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "clock", "version"),
+    ("errors", "version"),
+    ("clock",),
     ("config", "embedded"),
     ("db",),
     ("catalog", "plan", "nodes"),
+    ("definition",),
     ("capture",),
     ("engine", "apply"),
-    ("history",),
+    ("history", "monitor"),
     ("refresh",),
     ("verify", "explain"),
     ("lifecycle",),

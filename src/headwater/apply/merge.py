@@ -45,6 +45,7 @@ def apply_bag(scratch: Scratch, plan: RecomputePlan, target: Target) -> Applied:
     """Applies the weighted rows in the scratch table `delta`."""
     delta = scratch.name("delta")
     columns = ", ".join(identifier(name) for name in plan.stored_columns)
+    qualified = ", ".join(f"d.{identifier(name)}" for name in plan.stored_columns)
     gone = scratch.fill(
         "gone",
         f"SELECT c.{ROW} FROM (SELECT s.ctid AS {ROW}, -d.{WEIGHT} AS wanted,"
@@ -64,7 +65,7 @@ def apply_bag(scratch: Scratch, plan: RecomputePlan, target: Target) -> Applied:
     )
     inserted = scratch.run(
         "insert",
-        f"INSERT INTO {target.storage} ({columns}) SELECT {columns} FROM {delta} AS d,"
+        f"INSERT INTO {target.storage} ({columns}) SELECT {qualified} FROM {delta} AS d,"
         f" generate_series(1, d.{WEIGHT}) AS copy WHERE d.{WEIGHT} > 0",
     )
     return Applied(inserted=inserted, deleted=deleted)

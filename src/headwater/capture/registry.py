@@ -7,6 +7,7 @@ from collections.abc import Collection
 from headwater.capture import triggers
 from headwater.db.connection import Connection
 from headwater.db.queries import query
+from headwater.definition import read_source
 from headwater.plan.operators import Source
 
 
@@ -23,7 +24,8 @@ def capture(connection: Connection, source_id: int, source: Source, columns: Col
     ]
     if row is not None and not missing:
         return
-    if source.kind == "stream_table":
+    is_table = source.kind == "table"
+    if not is_table:
         connection.execute(query("catalog", "touch_source_stream_table"), {"id": source_id})
     if row is None:
         triggers.create_change_table(connection, source.relation)
@@ -31,25 +33,42 @@ def capture(connection: Connection, source_id: int, source: Source, columns: Col
             query("catalog", "set_captured"),
             {"id": source_id, "change_table": triggers.change_table(source.relation)},
         )
+    elif is_table:
+        triggers.install_triggers(connection, source)  # for the lock
     triggers.add_columns(connection, source.relation, missing)
     for column in missing:
         connection.execute(
             query("catalog", "add_captured_column"), {"id": source_id, "attnum": column.attnum}
         )
-    if source.kind == "table":
+    if is_table:
         captured |= {column.attnum for column in missing}
         wanted = [column for column in source.columns if column.attnum in captured]
-        triggers.install_triggers(connection, source, wanted)
+        triggers.install_function(connection, source, wanted)
+        if row is None:
+            triggers.install_triggers(connection, source)
 
 
-def release_unused(connection: Connection) -> None:
-    """Ends the capture of sources that no differential stream table reads; forgets those that none reads."""
-    for source_id, relation, change_table, unread in connection.execute(
-        query("catalog", "unused_sources")
+def release_superfluous(connection: Connection) -> None:
+    """Ends the capture of what no differential stream table needs; forgets sources that none reads."""
+    for source_id, relation, change_table, is_read, needed, superfluous in connection.execute(
+        query("catalog", "superfluous_capture")
     ).fetchall():
-        if change_table is not None:
+        source = read_source(connection, relation)
+        if change_table is not None and not needed:
             triggers.remove_triggers(connection, relation)
             triggers.drop_change_table(connection, relation)
             connection.execute(query("catalog", "forget_capture"), {"id": source_id})
-        if unread:
+        elif superfluous and source is not None:
+            if source.kind == "table":
+                row = connection.execute(query("catalog", "captured_columns"), {"id": source_id}).fetchone()
+                kept = set(row[1] if row is not None else []) - set(superfluous)
+                triggers.install_triggers(connection, source)  # for the lock
+                triggers.install_function(
+                    connection, source, [column for column in source.columns if column.attnum in kept]
+                )
+            triggers.remove_columns(connection, relation, superfluous)
+            connection.execute(
+                query("catalog", "remove_captured_columns"), {"id": source_id, "numbers": superfluous}
+            )
+        if not is_read:
             connection.execute(query("catalog", "delete_source"), {"id": source_id})

@@ -9,7 +9,8 @@ user's write fail.
 
 Installing and extending replace the triggers, which waits until every transaction that writes to the source
 has ended and lets none begin: a transaction that is not visible to the first refresh after it was captured
-in full. Removal drops the function and lets the triggers go with it, for which the table's ownership is not
+in full. They do so before they touch a change table that is in use, for a writer locks the two in that order.
+Removal drops the function and lets the triggers go with it, for which the table's ownership is not
 needed, as it would be for DROP TRIGGER.
 """
 
@@ -65,10 +66,26 @@ def add_columns(connection: Connection, relation: int, columns: Sequence[SourceC
     )
 
 
-def install_triggers(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> None:
-    """(Re)creates the capture function for these columns and the triggers that call it."""
+def remove_columns(connection: Connection, relation: int, numbers: Sequence[int]) -> None:
+    """Columns that nobody needs go, so that the source's own can be dropped or retyped."""
+    connection.execute(
+        sql.SQL("ALTER TABLE {} {}").format(
+            sql.Identifier(CHANGES, change_table(relation)),
+            sql.SQL(", ").join(
+                sql.SQL("DROP COLUMN {}").format(sql.Identifier(f"c{number}")) for number in numbers
+            ),
+        )
+    )
+
+
+def install_function(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> None:
+    """(Re)creates the capture function for these columns."""
+    connection.execute(_function(sql.Identifier(CHANGES, f"capture_{source.relation}"), source, columns))
+
+
+def install_triggers(connection: Connection, source: Source) -> None:
+    """(Re)creates the triggers. Until the transaction ends no writer is at work on the source now."""
     function = sql.Identifier(CHANGES, f"capture_{source.relation}")
-    connection.execute(_function(function, source, columns))
     for event, transition in EVENTS.items():
         connection.execute(
             sql.SQL(
@@ -132,7 +149,8 @@ BEGIN
     ELSE
         SELECT string_agg(', ' || format('%I', attname), ''), string_agg(', c' || attnum, '')
         INTO columns, targets
-        FROM pg_catalog.pg_attribute WHERE attrelid = TG_RELID AND attnum = ANY ({numbers});
+        FROM pg_catalog.pg_attribute
+        WHERE attrelid = TG_RELID AND attnum = ANY ({numbers}) AND NOT attisdropped;
         IF TG_OP <> 'INSERT' THEN
             EXECUTE format('INSERT INTO %s (xid, w%s) SELECT pg_current_xact_id(), -1%s FROM old_rows',
                            {table_literal}, targets, columns);

@@ -1,9 +1,17 @@
 -- The catalog: stream tables, what they read, how far they are, what happened, settings.
 
-CREATE SCHEMA IF NOT EXISTS headwater;
-CREATE SCHEMA IF NOT EXISTS headwater_defs;
-CREATE SCHEMA IF NOT EXISTS headwater_data;
-CREATE SCHEMA IF NOT EXISTS headwater_changes;
+-- A role that owns the schemas but may not create any is enough: IF NOT EXISTS would ask for the right first.
+DO $$
+DECLARE
+    wanted text;
+BEGIN
+    FOREACH wanted IN ARRAY ARRAY['headwater', 'headwater_defs', 'headwater_data', 'headwater_changes'] LOOP
+        IF to_regnamespace(wanted) IS NULL THEN
+            EXECUTE format('CREATE SCHEMA %I', wanted);
+        END IF;
+    END LOOP;
+END
+$$;
 
 CREATE TABLE headwater.migration (
     version    integer PRIMARY KEY,
@@ -26,9 +34,10 @@ CREATE TABLE headwater.stream_table (
     status         text NOT NULL CHECK (status IN ('initializing', 'active', 'suspended')),
     rebuild_reason text,                -- set when the stored rows cannot be brought up to date by a delta
     time_zone      text NOT NULL,       -- of the definer; the query is always evaluated in it
-    created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    UNIQUE (schema_name, table_name)
+    created_at     timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+-- Two creations of one name; once there is a view, the server itself keeps names apart.
+CREATE UNIQUE INDEX ON headwater.stream_table (schema_name, table_name) WHERE relation IS NULL;
 
 CREATE TABLE headwater.source (
     id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -39,6 +48,7 @@ CREATE TABLE headwater.source (
     change_table    name                -- in headwater_changes; null while nobody needs its changes
 );
 
+-- The columns that are captured: what the dependencies need, no less and no more.
 CREATE TABLE headwater.source_column (
     source_id bigint NOT NULL REFERENCES headwater.source ON DELETE CASCADE,
     attnum    smallint NOT NULL,
@@ -48,6 +58,7 @@ CREATE TABLE headwater.source_column (
 CREATE TABLE headwater.dependency (
     stream_table_id bigint NOT NULL REFERENCES headwater.stream_table ON DELETE CASCADE,
     source_id       bigint NOT NULL REFERENCES headwater.source,
+    columns         smallint[] NOT NULL,  -- those whose changes its deltas need
     PRIMARY KEY (stream_table_id, source_id)
 );
 CREATE INDEX ON headwater.dependency (source_id);

@@ -1,6 +1,6 @@
 -- name: stream_tables
 -- All stream tables, or those with the given ids.
-SELECT st.id, coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name), st.relation, st.query,
+SELECT st.id, coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name), c.oid, st.query,
        st.definition, st.requested_mode, st.mode, st.mode_reasons, st.engine, st.schedule, st.status,
        st.rebuild_reason, st.time_zone, f.snapshot::text, f.applied_by::text
 FROM headwater.stream_table st
@@ -86,8 +86,8 @@ UPDATE headwater.source SET change_table = %(change_table)s WHERE id = %(id)s
 INSERT INTO headwater.source_column (source_id, attnum) VALUES (%(id)s, %(attnum)s) ON CONFLICT DO NOTHING
 
 -- name: add_dependency
-INSERT INTO headwater.dependency (stream_table_id, source_id) VALUES (%(stream_table_id)s, %(source_id)s)
-ON CONFLICT DO NOTHING
+INSERT INTO headwater.dependency (stream_table_id, source_id, columns)
+VALUES (%(stream_table_id)s, %(source_id)s, %(columns)s::smallint[])
 
 -- name: delete_dependencies
 DELETE FROM headwater.dependency WHERE stream_table_id = %(id)s
@@ -101,7 +101,8 @@ VALUES (%(stream_table_id)s, %(source_id)s, %(attnum)s, %(output_column)s) ON CO
 
 -- name: sources_of
 -- What a stream table reads, with the change table of each captured source.
-SELECT s.id, s.relation, n.nspname, c.relname, s.stream_table_id, s.change_table
+SELECT s.id, s.relation, n.nspname, c.relname, coalesce(format('%%I.%%I', n.nspname, c.relname),
+       format('%%I.%%I', s.schema_name, s.table_name)), s.stream_table_id, s.change_table
 FROM headwater.dependency d
 JOIN headwater.source s ON s.id = d.source_id
 LEFT JOIN pg_class c ON c.oid = s.relation
@@ -115,15 +116,26 @@ SELECT d.stream_table_id, s.stream_table_id
 FROM headwater.dependency d JOIN headwater.source s ON s.id = d.source_id
 WHERE s.stream_table_id IS NOT NULL
 
--- name: unused_sources
--- Sources that no stream table reads any more, or that no differential one does.
-SELECT s.id, s.relation, s.change_table,
-       NOT EXISTS (SELECT FROM headwater.dependency d WHERE d.source_id = s.id) AS unread
-FROM headwater.source s
-WHERE NOT EXISTS (
-    SELECT FROM headwater.dependency d JOIN headwater.stream_table st ON st.id = d.stream_table_id
-    WHERE d.source_id = s.id AND st.mode = 'differential')
-  AND (s.change_table IS NOT NULL OR NOT EXISTS (SELECT FROM headwater.dependency d WHERE d.source_id = s.id))
+-- name: superfluous_capture
+-- Sources that are read by none, or of which more is captured than the differential ones need: whether any
+-- stream table reads it, whether any needs its changes, and the columns that are captured for nobody.
+SELECT * FROM (
+    SELECT s.id, s.relation, s.change_table,
+           EXISTS (SELECT FROM headwater.dependency d WHERE d.source_id = s.id) AS read,
+           EXISTS (SELECT FROM headwater.dependency d JOIN headwater.stream_table st ON st.id = d.stream_table_id
+                   WHERE d.source_id = s.id AND st.mode = 'differential') AS needed,
+           array(SELECT c.attnum FROM headwater.source_column c WHERE c.source_id = s.id
+                 EXCEPT
+                 SELECT unnest(d.columns) FROM headwater.dependency d
+                 JOIN headwater.stream_table st ON st.id = d.stream_table_id
+                 WHERE d.source_id = s.id AND st.mode = 'differential'
+                 ORDER BY 1) AS superfluous
+    FROM headwater.source s) found
+WHERE NOT read OR change_table IS NOT NULL AND NOT needed OR superfluous <> '{}'
+ORDER BY relation
+
+-- name: remove_captured_columns
+DELETE FROM headwater.source_column WHERE source_id = %(id)s AND attnum = ANY (%(numbers)s::smallint[])
 
 -- name: delete_source
 DELETE FROM headwater.source WHERE id = %(id)s

@@ -68,3 +68,8 @@ JOIN pg_type ty ON ty.oid = a.atttypid
 LEFT JOIN pg_collation co ON co.oid = a.attcollation
 LEFT JOIN pg_namespace cn ON cn.oid = co.collnamespace
 ORDER BY a.attrelid, a.attnum
+
+-- name: relation
+-- The name of a relation, and whether it shows a stream table.
+SELECT n.nspname, c.relname, EXISTS (SELECT FROM headwater.stream_table st WHERE st.relation = c.oid)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(relation)s::oid
