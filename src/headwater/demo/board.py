@@ -55,6 +55,7 @@ class Board:
         self.top: list[tuple[str, Decimal, int]] = []  # region, revenue, items
         self.top_before: dict[str, Decimal] = {}
         self.speeds: list[Speed] = []
+        self.pictured = False
         self._started: float | None = None
         self._ended: float | None = None
 

@@ -71,11 +71,11 @@ def _title(board: Board, width: int) -> RenderableType:
 
 def _stream_tables(board: Board, *, wide: bool, tall: bool) -> RenderableType:
     table = Table(box=box.ROUNDED, border_style=BORDER, expand=True, header_style="bold", pad_edge=True)
-    table.add_column("stream table", no_wrap=True, overflow="ellipsis", ratio=3 if wide else 2)
+    table.add_column("stream table", no_wrap=True, overflow="ellipsis", ratio=1 if wide else None)
     table.add_column("rows", justify="right", no_wrap=True)
     if wide:
         table.add_column("lag", justify="right", no_wrap=True, min_width=6)
-    table.add_column("last refresh", no_wrap=True, overflow="ellipsis", ratio=3 if wide else 2)
+    table.add_column("last refresh", no_wrap=True, overflow="ellipsis", ratio=1)
     if wide:
         table.add_column("refreshes", justify="right", no_wrap=True)
     table.add_column("verified" if wide else "✓", justify="right", no_wrap=True)
@@ -207,6 +207,7 @@ def picture(board: Board) -> str:
     console.print(frame(board, PICTURE))
     # The template names fonts on a server of others; the reader's own are good enough.
     template = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    template = re.sub(r"<!--.*?-->\s*", "", template, flags=re.DOTALL)
     template = template.replace("font-family: Fira Code, monospace", "font-family: ui-monospace, monospace")
     return console.export_svg(title="headwater demo", code_format=template)
 
@@ -293,7 +294,7 @@ def _difference(found: Verification) -> str:
 
 def _speeds(board: Board) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", border_style=BORDER, pad_edge=False)
-    table.add_column("a second of changes, in ms")
+    table.add_column("ms for a second's changes", no_wrap=True)
     for title in ("as a delta", "recomputed", "ratio"):
         table.add_column(title, justify="right")
     for speed in board.speeds:

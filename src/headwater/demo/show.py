@@ -1,10 +1,12 @@
 """The demo from start to end.
 
 Four connections work at once, as they would in earnest: the shop's writer, a refresher, a verifier, and the
-one that watches. The first interrupt ends the run as if its time were over; one more, while the last
-verification runs, ends that too. What was made is removed in every case.
+one that watches. The first interrupt ends the run as if its time were over, or the preparations at the next
+step; one more ends what is under way at once. What was made is removed in every case.
 
-The variable HEADWATER_DEMO_SVG names a file that gets a picture of a frame near the end of the run.
+The picture in the documentation is a frame of a real run, taken when two thirds of it are over:
+
+    HEADWATER_DEMO_SVG=docs/images/demo.svg headwater demo --seconds 30
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -28,7 +30,7 @@ from headwater.api import Headwater, connect
 from headwater.db.connection import Connection, one, translated
 from headwater.demo import screen
 from headwater.demo.board import Board, Speed
-from headwater.demo.shop import EXAMPLES, SCHEMA, Shop, connect_writer
+from headwater.demo.shop import EXAMPLES, ITEMS, ORDERS, SCHEMA, Shop, connect_writer
 from headwater.embedded import Server, find_installation
 from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound
 
@@ -66,9 +68,8 @@ def run(seconds: float, dsn: str | None, console: Console) -> int:
 def _perform(seconds: float, dsn: str, description: str, console: Console, interrupts: _Interrupts) -> Board:
     shop = Shop()
     with connect(dsn) as headwater, connect_writer(dsn) as writer:
-        _prepare(headwater, shop, console)
+        _prepare(headwater, shop, console, interrupts)
         board = Board(description, seconds, shop.written)
-        interrupts.gentle = True
         board.start()
         workers = [
             _Worker("the shop's writer", board, interrupts.stop, lambda stop: _trade(writer, shop, stop)),
@@ -104,9 +105,11 @@ def _database(dsn: str | None, console: Console, interrupts: _Interrupts) -> Ite
     if dsn is None:
         installation = find_installation()
         version = "{}.{}".format(*installation.version)
-        with _step(console, f"Starting a private PostgreSQL {version}"):
-            server = Server.start(installation=installation)
+        server: Server | None = None
         try:
+            with _step(console, f"Starting a private PostgreSQL {version}"):
+                server = Server.start(installation=installation)
+            interrupts.checkpoint()
             address = server.dsn()
             with connect(address) as headwater, _step(console, "Installing Headwater"):
                 headwater.init()
@@ -114,8 +117,9 @@ def _database(dsn: str | None, console: Console, interrupts: _Interrupts) -> Ite
             yield address, f"private PostgreSQL {version}"
         finally:
             interrupts.cleaning = True
-            with _step(console, "Stopping the server and removing its directory"):
-                server.stop()
+            if server is not None:
+                with _step(console, "Stopping the server and removing its directory"):
+                    server.stop()
         return
     with connect(dsn) as headwater:
         with _step(console, "Installing Headwater"):
@@ -169,12 +173,14 @@ def _drop_everything(headwater: Headwater) -> None:
     headwater.connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
 
 
-def _prepare(headwater: Headwater, shop: Shop, console: Console) -> None:
-    with _step(console, "Loading a shop: 2,000 customers, 300 products, 20,000 orders, 50,000 items"):
+def _prepare(headwater: Headwater, shop: Shop, console: Console, interrupts: _Interrupts) -> None:
+    interrupts.checkpoint()
+    with _step(console, f"Loading a shop with {ORDERS:,} orders of {ITEMS:,} items"):
         with headwater.connection.transaction():
             shop.load(headwater.connection)
     with _step(console, f"Creating {len(EXAMPLES)} stream tables"):
         for example in EXAMPLES:
+            interrupts.checkpoint()
             headwater.create(example.label, example.query, mode="differential")
 
 
@@ -258,7 +264,6 @@ def _verify_one(headwater: Headwater, board: Board, label: str) -> None:
 
 def _watch(headwater: Headwater, board: Board, console: Console, stop: threading.Event) -> None:
     """Shows the board until the time is over or something stops the run."""
-    picture = os.environ.get("HEADWATER_DEMO_SVG")
     if not console.is_terminal:
         while not stop.wait(min(1.0, board.left)) and board.left:
             _observe(headwater, board)
@@ -272,8 +277,6 @@ def _watch(headwater: Headwater, board: Board, console: Console, stop: threading
                 if frames % (FRAMES_PER_SECOND // 2) == 0:
                     _observe(headwater, board)
                 live.update(screen.frame(board, console.size), refresh=True)
-    if picture:
-        Path(picture).write_text(screen.picture(board), encoding="utf-8")
 
 
 def _observe(headwater: Headwater, board: Board) -> None:
@@ -284,13 +287,21 @@ def _observe(headwater: Headwater, board: Board) -> None:
             f"SELECT region, revenue, items FROM {SCHEMA}.revenue_by_region ORDER BY revenue DESC"
         ).fetchall()
     )
+    picture = os.environ.get("HEADWATER_DEMO_SVG")
+    if picture and not board.pictured and board.elapsed > board.seconds * 2 / 3:
+        board.pictured = True
+        Path(picture).write_text(screen.picture(board), encoding="utf-8")
 
 
 @contextmanager
 def _step(console: Console, what: str) -> Iterator[None]:
-    """Says what takes a moment: while it does on a terminal, and in a line of its own either way."""
+    """Says what takes a moment: on a terminal with the time that it took."""
+    if not console.is_terminal:
+        console.print(f"{what} …", highlight=False, soft_wrap=True)
+        yield
+        return
     started = time.monotonic()
-    with console.status(f"{what} …") if console.is_terminal else nullcontext():
+    with console.status(f"{what} …"):
         yield
     console.print(f"{what}: {time.monotonic() - started:.1f} s", style="dim", highlight=False, soft_wrap=True)
 
@@ -337,8 +348,12 @@ class _Interrupts:
     def __init__(self) -> None:
         self.stop = threading.Event()
         self.received = False
-        self.gentle = False  # the first one only ends the run
         self.cleaning = False  # none may keep us from removing what was made
+
+    def checkpoint(self) -> None:
+        """Between two steps of the preparations."""
+        if self.received:
+            raise KeyboardInterrupt
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -353,10 +368,9 @@ class _Interrupts:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
+        first, self.received = not self.received, True
         if self.cleaning:
             return
-        if self.gentle and not self.stop.is_set():
-            self.stop.set()
-            return
-        raise KeyboardInterrupt
+        self.stop.set()
+        if not first:
+            raise KeyboardInterrupt
