@@ -318,7 +318,7 @@ def _next_steps(*, given: bool) -> RenderableType:
     init = "it is installed in this database already" if given else "installs it in your database"
     for command, what in (
         ("headwater init --dsn postgresql://…", init),
-        ("headwater create NAME 'SELECT …'", "makes a stream table of a query"),
+        ("headwater create NAME --query 'SELECT …'", "makes a stream table of a query"),
         ("headwater refresh NAME", "brings it up to date"),
         ("headwater verify NAME", "compares it with its query"),
         ("docs/", "explains the rest"),
