@@ -64,7 +64,6 @@ class Headwater:
 
     def settings(self) -> builtins.list[Setting]:
         """Every setting with its value and where it came from."""
-        install.require_current(self._connection)
         return self._resolved()[1]
 
     def set(self, name: str, value: str) -> None:
@@ -161,20 +160,11 @@ class Headwater:
     # parts
 
     def _settings(self) -> Settings:
-        install.require_current(self._connection)
         return self._resolved()[0]
 
     def _resolved(self) -> tuple[Settings, builtins.list[Setting]]:
-        stored: dict[str, str] = dict(
-            self._connection.execute("SELECT name, value FROM headwater.setting").fetchall()
-        )
-        server: dict[str, str] = dict(
-            self._connection.execute(
-                "SELECT name, value FROM (SELECT n AS name, current_setting('headwater.' || n, true) AS value"
-                " FROM unnest(%s::text[]) AS n) AS s WHERE nullif(value, '') IS NOT NULL",
-                (sorted(config.RULES),),
-            ).fetchall()
-        )
+        version, stored, server = install.read_state(self._connection, sorted(config.RULES))
+        install.require_version(version)
         environment = {
             name: os.environ[variable]
             for name in config.RULES

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Literal
 
-from psycopg import sql
-
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.errors import InvalidName, NotFound
@@ -134,29 +132,61 @@ def find(connection: Connection, name: str) -> StreamTable:
 
 
 def user_schemas(connection: Connection) -> list[str]:
-    """The schemas that the user's own search_path names, in order."""
-    with connection.transaction():
-        connection.execute(
-            "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true)"
-        )
-        schemas = one(connection, "SELECT current_schemas(false)::text[]")[0]
-        connection.execute(sql.SQL("SET LOCAL search_path = ''"))
-    return list(schemas)
+    """The schemas that the user's own search_path names, in order. Outside a transaction only."""
+    row = one(
+        connection,
+        "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true),"
+        " current_schemas(false)::text[]",
+    )
+    return list(row[1])
 
 
 def sources_of(connection: Connection, stream_table_id: int) -> list[CatalogSource]:
-    return [
-        CatalogSource(
-            id=row[0],
-            relation=row[1],
-            schema=row[2],
-            name=row[3],
-            label=row[4],
-            stream_table_id=row[5],
-            change_table=row[6],
+    return _sources(connection, [stream_table_id])[stream_table_id]
+
+
+def _sources(connection: Connection, ids: list[int]) -> dict[int, list[CatalogSource]]:
+    found: dict[int, list[CatalogSource]] = {stream_table_id: [] for stream_table_id in ids}
+    for row in connection.execute(query("catalog", "sources_of"), {"ids": ids}):
+        found[row[0]].append(
+            CatalogSource(
+                id=row[1],
+                relation=row[2],
+                schema=row[3],
+                name=row[4],
+                label=row[5],
+                stream_table_id=row[6],
+                change_table=row[7],
+            )
         )
-        for row in connection.execute(query("catalog", "sources_of"), {"id": stream_table_id})
-    ]
+    return found
+
+
+@dataclass(frozen=True)
+class Closure:
+    """A stream table with those it reads, directly or not, each after what it reads."""
+
+    order: tuple[int, ...]
+    sources: dict[int, list[CatalogSource]]
+
+    @property
+    def tables(self) -> list[tuple[str, str]]:
+        """The tables that are read, in a fixed order."""
+        return sorted(
+            {
+                (source.schema, source.name)
+                for member in self.order
+                for source in self.sources[member]
+                if source.stream_table_id is None and source.schema is not None and source.name is not None
+            }
+        )
+
+
+def closure(connection: Connection, stream_table_id: int) -> Closure:
+    """All that must be refreshed for one stream table to be up to date."""
+    edges = _edges(connection)
+    order = _ordered(_reachable(stream_table_id, edges), edges)
+    return Closure(tuple(order), _sources(connection, order))
 
 
 def dependents(connection: Connection, stream_table_id: int) -> list[int]:
@@ -170,19 +200,13 @@ def upstream_of(connection: Connection, stream_table_id: int) -> set[int]:
     return set().union(*(_reachable(read, edges) for read in edges.get(stream_table_id, set())))
 
 
-def with_upstream(connection: Connection, stream_table_id: int) -> list[int]:
-    """The stream table and those it reads, directly or not, each after what it reads."""
-    edges = _edges(connection)
-    return _ordered({stream_table_id: _reachable(stream_table_id, edges)}, edges)
-
-
 def with_dependents(connection: Connection, stream_table_id: int) -> list[int]:
     """The stream table and all that read it, directly or not, each after what it reads."""
     edges = _edges(connection)
     readers: dict[int, set[int]] = {}
     for reader, read in ((reader, read) for reader, reads in edges.items() for read in reads):
         readers.setdefault(read, set()).add(reader)
-    return _ordered({stream_table_id: _reachable(stream_table_id, readers)}, edges)
+    return _ordered(_reachable(stream_table_id, readers), edges)
 
 
 def _edges(connection: Connection) -> dict[int, set[int]]:
@@ -201,7 +225,7 @@ def _reachable(start: int, edges: dict[int, set[int]]) -> set[int]:
     return found
 
 
-def _ordered(closure: dict[int, set[int]], edges: dict[int, set[int]]) -> list[int]:
-    members = set().union(*closure.values())
+def _ordered(members: set[int], edges: dict[int, set[int]]) -> list[int]:
+    """Each after what it reads."""
     sorter = TopologicalSorter({member: edges.get(member, set()) & members for member in members})
     return list(sorter.static_order())

@@ -44,6 +44,12 @@ class Phases:
 
     def __init__(self) -> None:
         self.milliseconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    @property
+    def elapsed(self) -> timedelta:
+        """Since this object was made."""
+        return timedelta(seconds=time.perf_counter() - self._start)
 
     @contextmanager
     def measure(self, phase: str) -> Iterator[None]:

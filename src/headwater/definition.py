@@ -95,57 +95,64 @@ class DefinitionReader:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._known: dict[int, tuple[object, Definition]] = {}
+        self._known: dict[int, tuple[str, list[int], Definition]] = {}
 
     def read(self, view: int) -> Definition:
         """The definition behind a view.
 
         Must run in a transaction that may write: types of intermediate results are read off temporary tables.
         """
-        connection = self._connection
-        text = canonical_text(connection, view)
-        relations = _relations_read(connection, view)
-        plain_views = [item for item in relations if item.kind == "v" and item.stream_table_id is None]
-        types = _Types(connection)
-        columns = types.columns_of([view, *(item.oid for item in relations)])
-        views = {
-            (item.schema, item.name): View(
-                canonical_text(connection, item.oid), tuple(column.name for column in columns[item.oid])
-            )
-            for item in plain_views
-        }
-        made_from = (text, relations, columns, views)
-        if view in self._known and self._known[view][0] == made_from:
-            return self._known[view][1]
-
-        trees, functions = _functions_called(connection, [view, *(item.oid for item in plain_views)])
-        outputs = tuple(Column(column.name, column.type) for column in columns[view])
-        reads = tuple(item for item in relations if item not in plain_views)
-        reasons = volatility.reasons(trees, functions)
-        parsed = Parsed(None)
-        if not reasons:
-            parsed = parse_query(
-                text,
-                tuple(column.name for column in outputs),
-                Relations(
-                    sources={(item.schema, item.name): _source(item, columns[item.oid]) for item in reads},
-                    views=views,
-                    unusable={(item.schema, item.name): item.obstacle for item in reads if item.obstacle},
-                    aggregates=frozenset(item.name for item in functions if item.kind == "a"),
-                    builtin_aggregates=frozenset(
-                        item.name for item in functions if item.kind == "a" and item.builtin
-                    ),
-                ),
-            )
-            reasons = list(parsed.reasons)
-        texts = [text, *(item.text for item in views.values())]
-        if parsed.root is not None and not all(_survives_round_trip(connection, item) for item in texts):
-            reasons.append("the SQL parser does not keep an expression in it as it is")
-            parsed = Parsed(None)
-        plan = _plan(types, parsed, outputs) if parsed.root is not None else None
-        definition = Definition(view, text, outputs, reads, plan, tuple(reasons))
-        self._known[view] = (made_from, definition)
+        if view in self._known:
+            signature, relations, definition = self._known[view]
+            if self._signature(view, relations) == signature:
+                return definition
+        definition = _read_definition(self._connection, view)
+        relations = [item.oid for item in _relations_read(self._connection, view)]
+        self._known[view] = (self._signature(view, relations), relations, definition)
         return definition
+
+    def _signature(self, view: int, relations: list[int]) -> str:
+        parameters = {"view": view, "relations": relations}
+        return str(one(self._connection, query("definition", "signature"), parameters)[0])
+
+
+def _read_definition(connection: Connection, view: int) -> Definition:
+    text = canonical_text(connection, view)
+    relations = _relations_read(connection, view)
+    plain_views = [item for item in relations if item.kind == "v" and item.stream_table_id is None]
+    types = _Types(connection)
+    columns = types.columns_of([view, *(item.oid for item in relations)])
+    views = {
+        (item.schema, item.name): View(
+            canonical_text(connection, item.oid), tuple(column.name for column in columns[item.oid])
+        )
+        for item in plain_views
+    }
+    outputs = tuple(Column(column.name, column.type) for column in columns[view])
+    reads = tuple(item for item in relations if item not in plain_views)
+    trees, functions = _functions_called(connection, [view, *(item.oid for item in plain_views)])
+    aggregates = [function for function in functions if function.kind == "a"]
+    reasons = volatility.reasons(trees, functions)
+    parsed = Parsed(None)
+    if not reasons:
+        parsed = parse_query(
+            text,
+            tuple(column.name for column in outputs),
+            Relations(
+                sources={(item.schema, item.name): _source(item, columns[item.oid]) for item in reads},
+                views=views,
+                unusable={(item.schema, item.name): item.obstacle for item in reads if item.obstacle},
+                aggregates=frozenset(function.name for function in aggregates),
+                builtin_aggregates=frozenset(function.name for function in aggregates if function.builtin),
+            ),
+        )
+        reasons = list(parsed.reasons)
+    texts = [text, *(item.text for item in views.values())]
+    if parsed.root is not None and not all(_survives_round_trip(connection, item) for item in texts):
+        reasons.append("the SQL parser does not keep an expression in it as it is")
+        parsed = Parsed(None)
+    plan = _plan(types, parsed, outputs) if parsed.root is not None else None
+    return Definition(view, text, outputs, reads, plan, tuple(reasons))
 
 
 def read_source(connection: Connection, relation: int) -> Source | None:

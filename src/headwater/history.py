@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
 
 from headwater.apply.merge import Applied
-from headwater.db.connection import Connection
+from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 
 Action = Literal["load", "delta", "recompute", "nothing"]
@@ -25,19 +25,20 @@ class Outcome:
     mode: Literal["differential", "full"]
     engine: str
     reason: str
-    started_at: datetime
+    elapsed: timedelta = timedelta(0)
     snapshot: str | None = None
     rows_in: int = 0
     applied: Applied = field(default_factory=Applied)
     phases: dict[str, float] = field(default_factory=dict)
     frontier_moved: bool = True
+    history_id: int | None = None
     status: Literal["completed", "failed"] = "completed"
     error: str | None = None
     sqlstate: str | None = None
 
     @property
     def duration_ms(self) -> float:
-        return round(sum(self.phases.values()), 3)
+        return round(self.elapsed.total_seconds() * 1000, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +65,15 @@ class HistoryEntry:
     phases: dict[str, Any]
 
 
-def record(connection: Connection, outcome: Outcome) -> None:
-    """Writes an outcome; in the transaction of the refresh, so that both commit or neither."""
+def record(connection: Connection, outcome: Outcome) -> int:
+    """Writes an outcome, in the transaction of the refresh, so that both commit or neither; its number."""
     completed = outcome.status == "completed"
-    connection.execute(
+    row = one(
+        connection,
         query("history", "record"),
         {
             "stream_table_id": outcome.stream_table_id,
-            "started_at": outcome.started_at,
+            "elapsed": outcome.elapsed,
             "mode": outcome.mode,
             "engine": outcome.engine,
             "action": outcome.action,
@@ -87,6 +89,7 @@ def record(connection: Connection, outcome: Outcome) -> None:
             "phases": Jsonb(outcome.phases),
         },
     )
+    return int(row[0])
 
 
 def recent(connection: Connection, stream_table_id: int | None, limit: int) -> list[HistoryEntry]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
 import psycopg
@@ -281,9 +280,8 @@ class Lifecycle:
     def _load(self, stream_table_id: int) -> None:
         """The second transaction: the first rows, at a snapshot that is the first frontier."""
         connection, phases = self._connection, Phases()
-        started_at: datetime = one(connection, "SELECT clock_timestamp()")[0]
         stream_table = catalog.stream_table(connection, stream_table_id)
-        tables = self._refresher.tables_read([stream_table_id])
+        tables = catalog.closure(connection, stream_table_id).tables
         with transaction(connection, repeatable_read=True, lock_timeout_ms=self._settings.lock_timeout_ms):
             self._refresher.lock_tables(tables)
             with phases.measure("plan"):
@@ -306,7 +304,7 @@ class Lifecycle:
                     mode="full",
                     engine="postgres",
                     reason="it was created",
-                    started_at=started_at,
+                    elapsed=phases.elapsed,
                     snapshot=one(connection, "SELECT pg_current_snapshot()::text")[0],
                     rows_in=rows,
                     applied=Applied(inserted=rows),

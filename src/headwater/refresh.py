@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 import psycopg
 from psycopg import sql
@@ -26,10 +25,18 @@ from headwater import catalog, history
 from headwater.apply import storage
 from headwater.apply.merge import Applied, Target, apply_bag, apply_groups, emit_difference
 from headwater.capture import buffers
-from headwater.catalog import CatalogSource, Frontier, StreamTable
+from headwater.catalog import CatalogSource, Closure, Frontier, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
-from headwater.db.connection import Connection, one, retried, transaction, translated
+from headwater.db.connection import (
+    LOCK_NOT_AVAILABLE,
+    SERIALIZATION_FAILURES,
+    Connection,
+    one,
+    retried,
+    transaction,
+    translated,
+)
 from headwater.db.queries import query
 from headwater.db.work import Scratch
 from headwater.definition import Definition, DefinitionReader, definition_name
@@ -61,6 +68,20 @@ class _Choice:
     release: bool = False  # nothing to do, but moving the frontier lets consumed change rows go
 
 
+RETRYABLE = SERIALIZATION_FAILURES | {LOCK_NOT_AVAILABLE}
+HISTORY_CLEANING_INTERVAL = 256
+"""Old history is looked for once in so many refreshes."""
+
+
+class _Failed(Exception):
+    """A refresh of a closure failed, at this stream table, with this error."""
+
+    def __init__(self, stream_table: StreamTable, error: HeadwaterError) -> None:
+        super().__init__(str(error))
+        self.stream_table = stream_table
+        self.error = error
+
+
 class Refresher:
     """Refreshes stream tables over one connection."""
 
@@ -78,43 +99,37 @@ class Refresher:
 
     def refresh(self, stream_table_id: int, request: Request) -> list[Outcome]:
         """Refreshes a stream table and those it reads; outcomes in the order of the graph."""
-        started_at: datetime = one(self._connection, "SELECT clock_timestamp()")[0]
         label = catalog.stream_table(self._connection, stream_table_id).label
-        try:
+        started = Phases()
+        while True:
             try:
-                outcomes = self._attempts(stream_table_id, request, started_at, label)
-            except DriftDetected as drift:
-                # Recorded as what it was; recomputing is the remedy.
-                self._mark_for_rebuild(stream_table_id, f"{drift.message}: {drift.detail}")
-                outcomes = self._attempts(stream_table_id, request, started_at, label)
-        except (psycopg.Error, HeadwaterError) as error:
-            failure = (
-                translated(error, f"refresh of {label}", RefreshFailed)
-                if isinstance(error, psycopg.Error)
-                else error
-            )
-            self._record_failure(stream_table_id, started_at, failure, getattr(error, "sqlstate", None))
-            raise failure from error
-        if any(outcome.frontier_moved for outcome in outcomes):
-            self._clean([outcome.stream_table_id for outcome in outcomes])
+                outcomes = retried(
+                    lambda: self._attempt(stream_table_id, request),
+                    what=f"refresh of {label}",
+                    attempts=self._settings.lock_attempts,
+                )
+                break
+            except _Failed as failed:
+                if isinstance(failed.error, DriftDetected) and failed.stream_table.rebuild_reason is None:
+                    # Recorded as what it was; recomputing is the remedy.
+                    reason = f"{failed.error.message}: {failed.error.detail}"
+                    self._mark_for_rebuild(failed.stream_table.id, reason)
+                    continue
+                self._record_failure(failed, started)
+                raise failed.error from failed.error.__cause__
+            except psycopg.Error as error:
+                raise translated(error, f"refresh of {label}", RefreshFailed) from error
+        self._clean(outcomes)
         return outcomes
 
     def refresh_here(self, stream_table_id: int, request: Request) -> list[Outcome]:
         """Refreshes inside the caller's REPEATABLE READ transaction."""
-        members = catalog.with_upstream(self._connection, stream_table_id)
-        started_at: datetime = one(self._connection, "SELECT clock_timestamp()")[0]
-        return self._refresh_members(stream_table_id, members, request, started_at)
-
-    def tables_read(self, stream_table_ids: list[int]) -> list[tuple[str, str]]:
-        """The tables that stream tables read, in a fixed order."""
-        return sorted(
-            {
-                (source.schema, source.name)
-                for member in stream_table_ids
-                for source in catalog.sources_of(self._connection, member)
-                if source.stream_table_id is None and source.schema is not None and source.name is not None
-            }
-        )
+        try:
+            return self._refresh_members(
+                stream_table_id, catalog.closure(self._connection, stream_table_id), request
+            )
+        except _Failed as failed:
+            raise failed.error from failed.error.__cause__
 
     def lock_tables(self, tables: list[tuple[str, str]]) -> None:
         """Keeps TRUNCATE and rewrites, which no snapshot shows as they were, off tables from here on."""
@@ -122,44 +137,40 @@ class Refresher:
             names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
             self._connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
 
-    def _attempts(
-        self, stream_table_id: int, request: Request, started_at: datetime, label: str
-    ) -> list[Outcome]:
-        return retried(
-            lambda: self._attempt(stream_table_id, request, started_at),
-            what=f"refresh of {label}",
-            attempts=self._settings.lock_attempts,
-        )
-
-    def _attempt(self, stream_table_id: int, request: Request, started_at: datetime) -> list[Outcome]:
+    def _attempt(self, stream_table_id: int, request: Request) -> list[Outcome]:
         connection = self._connection
-        members = catalog.with_upstream(connection, stream_table_id)
-        tables = self.tables_read(members)
-        for member in catalog.stream_tables(connection, members):
+        closure = catalog.closure(connection, stream_table_id)
+        for member in catalog.stream_tables(connection, list(closure.order)):
             if member.mode == "differential" and member.frontier is None:
+                # Protects the change rows from here on until the rebuild has its own snapshot.
                 connection.execute(query("catalog", "set_frontier"), {"id": member.id})
                 self._mark_for_rebuild(member.id, member.rebuild_reason or "it has never been loaded")
         with transaction(connection, repeatable_read=True, lock_timeout_ms=self._settings.lock_timeout_ms):
-            self.lock_tables(tables)
-            return self._refresh_members(stream_table_id, members, request, started_at)
+            self.lock_tables(closure.tables)
+            return self._refresh_members(stream_table_id, closure, request)
 
-    def _refresh_members(
-        self, stream_table_id: int, members: list[int], request: Request, started_at: datetime
-    ) -> list[Outcome]:
-        by_id = {member.id: member for member in catalog.stream_tables(self._connection, members)}
-        return [
-            self._refresh_one(
-                by_id[member],
-                request if member == stream_table_id else Request(engine=request.engine),
-                started_at,
-            )
-            for member in members
-        ]
+    def _refresh_members(self, stream_table_id: int, closure: Closure, request: Request) -> list[Outcome]:
+        by_id = {member.id: member for member in catalog.stream_tables(self._connection, list(closure.order))}
+        outcomes = []
+        for member in closure.order:
+            wanted = request if member == stream_table_id else Request(engine=request.engine)
+            try:
+                outcomes.append(self._refresh_one(by_id[member], closure.sources[member], wanted))
+            except HeadwaterError as error:
+                raise _Failed(by_id[member], error) from error
+            except psycopg.Error as error:
+                if error.sqlstate in RETRYABLE:
+                    raise
+                failure = translated(error, f"refresh of {by_id[member].label}", RefreshFailed)
+                failure.__cause__ = error
+                raise _Failed(by_id[member], failure) from error
+        return outcomes
 
-    def _refresh_one(self, stream_table: StreamTable, request: Request, started_at: datetime) -> Outcome:
+    def _refresh_one(
+        self, stream_table: StreamTable, sources: list[CatalogSource], request: Request
+    ) -> Outcome:
         connection, phases = self._connection, Phases()
         with phases.measure("choose"):
-            sources = catalog.sources_of(connection, stream_table.id)
             _check_intact(stream_table, sources)
             choice = self._choose(stream_table, sources, request)
             engine = self.engine_for(stream_table, request)
@@ -170,24 +181,21 @@ class Refresher:
             mode="full" if choice.action == "recompute" else stream_table.mode,
             engine=engine.name,
             reason=choice.reason,
-            started_at=started_at,
             rows_in=choice.rows_in,
         )
         if choice.action == "nothing":
             if choice.release:
                 connection.execute(query("catalog", "set_frontier"), {"id": stream_table.id})
-            return replace(outcome, frontier_moved=choice.release, phases=phases.milliseconds)
+            return replace(
+                outcome, frontier_moved=choice.release, elapsed=phases.elapsed, phases=phases.milliseconds
+            )
         with phases.measure("plan"):
             connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
             connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
             definition = self.read_definition(stream_table)
         scratch = self._scratch(connection, f"hw{stream_table.id}_{_short(definition, stream_table.mode)}")
         target = self.target(stream_table, definition)
-        if (
-            choice.action == "delta"
-            and definition.plan is not None
-            and self._is_current(stream_table, definition)
-        ):
+        if choice.action == "delta" and self._is_current(stream_table, definition):
             applied = self._delta(stream_table, definition, sources, choice, engine, scratch, target, phases)
         else:
             with phases.measure("apply"):
@@ -199,9 +207,10 @@ class Refresher:
                 query("catalog", "set_rebuild_reason"), {"id": stream_table.id, "reason": None}
             )
             snapshot = one(connection, "SELECT pg_current_snapshot()::text")[0]
-            outcome = replace(outcome, applied=applied, snapshot=snapshot, phases=phases.milliseconds)
-            history.record(connection, outcome)
-        return replace(outcome, phases=phases.milliseconds)
+        outcome = replace(
+            outcome, applied=applied, snapshot=snapshot, elapsed=phases.elapsed, phases=phases.milliseconds
+        )
+        return replace(outcome, history_id=history.record(connection, outcome))
 
     def _choose(self, stream_table: StreamTable, sources: list[CatalogSource], request: Request) -> _Choice:
         if request.full:
@@ -261,6 +270,9 @@ class Refresher:
         return self._reader.read(view)
 
     def _is_current(self, stream_table: StreamTable, definition: Definition) -> bool:
+        """Whether what is stored is what the definition says."""
+        if stream_table.mode == "differential" and definition.plan is None:
+            return False
         return stream_table.definition == definition.fingerprint(stream_table.mode)
 
     def target(self, stream_table: StreamTable, definition: Definition) -> Target:
@@ -336,43 +348,44 @@ class Refresher:
             query("catalog", "set_rebuild_reason"), {"id": stream_table_id, "reason": reason}
         )
 
-    def _record_failure(
-        self, stream_table_id: int, started_at: datetime, error: HeadwaterError, sqlstate: str | None
-    ) -> None:
-        if self._connection.closed:
+    def _record_failure(self, failed: _Failed, started: Phases) -> None:
+        if self._connection.closed or not catalog.stream_tables(self._connection, [failed.stream_table.id]):
             return
-        found = catalog.stream_tables(self._connection, [stream_table_id])
-        if not found:
-            return
+        stream_table = failed.stream_table
         history.record(
             self._connection,
             Outcome(
-                stream_table=found[0].label,
-                stream_table_id=stream_table_id,
-                action="delta" if found[0].mode == "differential" else "recompute",
-                mode=found[0].mode,
-                engine=found[0].engine,
+                stream_table=stream_table.label,
+                stream_table_id=stream_table.id,
+                action="delta" if stream_table.mode == "differential" else "recompute",
+                mode=stream_table.mode,
+                engine=stream_table.engine,
                 reason="the refresh failed; nothing of it was applied",
-                started_at=started_at,
+                elapsed=started.elapsed,
                 status="failed",
-                error=str(error),
-                sqlstate=sqlstate,
+                error=str(failed.error),
+                sqlstate=getattr(failed.error.__cause__, "sqlstate", None),
             ),
         )
 
-    def _clean(self, stream_table_ids: list[int]) -> None:
+    def _clean(self, outcomes: list[Outcome]) -> None:
         """Deletes what is no longer needed. What it does not get now, the next refresh gets."""
+        moved = [outcome for outcome in outcomes if outcome.frontier_moved]
+        if not moved:
+            return
         sources = {
             source.id: source
-            for member in stream_table_ids
-            for source in catalog.sources_of(self._connection, member)
+            for outcome in moved
+            for source in catalog.sources_of(self._connection, outcome.stream_table_id)
+            if source.change_table is not None
         }
         try:
             with transaction(self._connection, lock_timeout_ms=self._settings.lock_timeout_ms):
                 captured = list(sources.values())
                 buffers.remove_consumed(self._connection, captured)
                 buffers.give_up_laggards(self._connection, captured, self._settings.max_buffer_rows)
-                history.forget(self._connection, self._settings.history_retention)
+                if any((outcome.history_id or 0) % HISTORY_CLEANING_INTERVAL == 1 for outcome in moved):
+                    history.forget(self._connection, self._settings.history_retention)
         except psycopg.Error as error:
             if error.sqlstate is None:
                 raise

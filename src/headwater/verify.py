@@ -63,7 +63,7 @@ def verify(
 def _verify(
     connection: Connection, settings: Settings, refresher: Refresher, stream_table: StreamTable
 ) -> Verification:
-    tables = refresher.tables_read(catalog.with_upstream(connection, stream_table.id))
+    tables = catalog.closure(connection, stream_table.id).tables
     notes = []
     with transaction(
         connection, repeatable_read=True, lock_timeout_ms=settings.lock_timeout_ms, rollback=True

@@ -22,6 +22,9 @@ from headwater.plan.dialect import identifier, literal
 from headwater.plan.operators import Source
 from headwater.plan.render import WEIGHT, Column, consolidated_sql
 
+SMALLEST_ROW = 44
+"""Bytes that a change row takes at least: its pointer, its header, transaction, node and weight."""
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -110,9 +113,11 @@ def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], l
         if source.change_table is None:
             continue
         table = sql.Identifier(CHANGES, source.change_table)
-        oversized = sql.SQL("SELECT count(*) > {limit} FROM (SELECT FROM {table} LIMIT {limit} + 1) AS t")
-        if not one(connection, oversized.format(limit=sql.Literal(limit), table=table))[0]:
-            continue
+        size = one(connection, sql.SQL("SELECT pg_relation_size({})").format(sql.Literal(table.as_string())))[
+            0
+        ]
+        if size <= limit * SMALLEST_ROW:
+            continue  # cannot hold so many rows
         consumers = connection.execute(query("buffers", "lock_consumers"), {"source": source.id}).fetchall()
         for stream_table_id, snapshot, applied_by in consumers:
             behind = window(Frontier(snapshot=snapshot, applied_by=applied_by))

@@ -25,9 +25,10 @@ DSN_VARIABLE = "HEADWATER_DSN"
 PIPE_WIDTH = 1_000_000
 """Columns when standard output is no terminal: wide enough that no name is ever broken or cut."""
 
+# Rather too much than too little: what is masked may be a DSN that nobody can read.
 _PASSWORDS = (
-    re.compile(r"(//[^\s:/@]*:)[^\s@]+(?=@)"),
-    re.compile(r"(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'?|[^\s&\"']+)", re.IGNORECASE),
+    re.compile(r"(/[^\s:/@]*:)\S+(?=@)"),
+    re.compile(r"(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|.+)", re.IGNORECASE),
 )
 
 

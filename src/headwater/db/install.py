@@ -8,11 +8,13 @@ gives the same as `schema.sql`; a test says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 import psycopg
 
 from headwater.db.connection import Connection, one, transaction, translated
+from headwater.db.queries import query
 from headwater.db.work import statement
 from headwater.errors import CatalogVersionMismatch, HeadwaterError, NotInstalled
 
@@ -29,6 +31,7 @@ class Migration:
     text: str
 
 
+@cache
 def migrations() -> list[Migration]:
     folder = files("headwater.db") / "migrations"
     found = []
@@ -93,9 +96,21 @@ def migrate(connection: Connection, steps: list[Migration] | None = None) -> lis
     return applied
 
 
+def read_state(connection: Connection, names: list[str]) -> tuple[int | None, dict[str, str], dict[str, str]]:
+    """The catalog's version, the settings stored in it, and those of these names that the server has."""
+    try:
+        version, stored, server = one(connection, query("install", "state"), {"names": names})
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None, {}, {}
+    return version, stored, server
+
+
 def require_current(connection: Connection) -> None:
     """Raises unless the catalog is there in the version that this program knows."""
-    installed = installed_version(connection)
+    require_version(installed_version(connection))
+
+
+def require_version(installed: int | None) -> None:
     if installed is None:
         raise _not_installed()
     if installed < latest_version():

@@ -29,15 +29,16 @@ class Scratch:
 
     def fill(self, table: str, select: str) -> int:
         """Adds the rows of a query to a temporary table; how many there were."""
-        self._connection.execute(
+        name = self.name(table)
+        # One round trip. The result of the INSERT is the second of the three.
+        cursor = self._connection.execute(
             statement(
                 f'CREATE TEMP TABLE IF NOT EXISTS "{self._prefix}_{table}" ON COMMIT DELETE ROWS'
-                f" AS {select} WITH NO DATA"
+                f" AS {select} WITH NO DATA; INSERT INTO {name} {select}; ANALYZE {name}"
             )
         )
-        rows = self.run(f"fill {table}", f"INSERT INTO {self.name(table)} {select}")
-        self._connection.execute(statement(f"ANALYZE {self.name(table)}"))
-        return rows
+        cursor.nextset()
+        return cursor.rowcount
 
     def run(self, what: str, text: str) -> int:
         """Runs one data-modifying statement; the number of rows it touched."""

@@ -100,15 +100,15 @@ INSERT INTO headwater.lineage (stream_table_id, source_id, attnum, output_column
 VALUES (%(stream_table_id)s, %(source_id)s, %(attnum)s, %(output_column)s) ON CONFLICT DO NOTHING
 
 -- name: sources_of
--- What a stream table reads, with the change table of each captured source.
-SELECT s.id, s.relation, n.nspname, c.relname, coalesce(format('%%I.%%I', n.nspname, c.relname),
+-- What stream tables read, with the change table of each captured source.
+SELECT d.stream_table_id, s.id, s.relation, n.nspname, c.relname, coalesce(format('%%I.%%I', n.nspname, c.relname),
        format('%%I.%%I', s.schema_name, s.table_name)), s.stream_table_id, s.change_table
 FROM headwater.dependency d
 JOIN headwater.source s ON s.id = d.source_id
 LEFT JOIN pg_class c ON c.oid = s.relation
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE d.stream_table_id = %(id)s
-ORDER BY s.id
+WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
+ORDER BY d.stream_table_id, s.id
 
 -- name: source_edges
 -- Which stream table reads which, as (reader, read).

@@ -2,6 +2,19 @@
 -- The query of a view as the server writes it, fully parenthesized.
 SELECT pg_get_viewdef(%(view)s::oid)
 
+-- name: signature
+-- Everything that a plan is made from, in one text: the deparsed queries, and the relations with their columns.
+SELECT concat_ws(
+    E'\n', pg_get_viewdef(%(view)s::oid),
+    (SELECT string_agg(concat_ws(' ', c.oid, n.nspname, c.relname, c.relkind, c.relhassubclass, c.relispartition,
+                                 row_security_active(c.oid),
+                                 CASE c.relkind WHEN 'v' THEN pg_get_viewdef(c.oid) END), E'\n' ORDER BY c.oid)
+     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%(relations)s::oid[])),
+    (SELECT string_agg(concat_ws(' ', attrelid, attnum, attname, atttypid, atttypmod, attcollation, attnotnull,
+                                 attgenerated), E'\n' ORDER BY attrelid, attnum)
+     FROM pg_attribute
+     WHERE attrelid = ANY (%(view)s::oid || %(relations)s::oid[]) AND attnum > 0 AND NOT attisdropped))
+
 -- name: relations_read
 -- Every relation that a view reads, through plain views too; views that show a stream table are not entered.
 WITH RECURSIVE reads(reader, relation) AS (

@@ -4,7 +4,7 @@ INSERT INTO headwater.refresh
     (stream_table_id, started_at, finished_at, mode, engine, action, status, reason, error, sqlstate, snapshot,
      rows_in, rows_inserted, rows_updated, rows_deleted, phases)
 VALUES
-    (%(stream_table_id)s, %(started_at)s, clock_timestamp(), %(mode)s, %(engine)s, %(action)s, %(status)s,
+    (%(stream_table_id)s, clock_timestamp() - %(elapsed)s::interval, clock_timestamp(), %(mode)s, %(engine)s, %(action)s, %(status)s,
      %(reason)s, %(error)s, %(sqlstate)s, %(snapshot)s::pg_snapshot,
      %(rows_in)s, %(rows_inserted)s, %(rows_updated)s, %(rows_deleted)s, %(phases)s)
 RETURNING id
