@@ -209,6 +209,8 @@ def picture(board: Board) -> str:
     template = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     template = re.sub(r"<!--.*?-->\s*", "", template, flags=re.DOTALL)
     template = template.replace("font-family: Fira Code, monospace", "font-family: ui-monospace, monospace")
+    # Without this some programs drop the spaces that align the columns.
+    template = template.replace("<svg ", '<svg xml:space="preserve" ', 1)
     return console.export_svg(title="headwater demo", code_format=template)
 
 
