@@ -172,6 +172,8 @@ class Lifecycle:
                 f"{'a stream table' if is_stream_table else f'a {kind}'} {schema}.{table} exists already",
                 hint="choose another name, or drop it first",
             )
+        if self._initializing(schema, table) is not None:
+            raise _being_created(schema, table)
 
     def _create_definition(self, stream_table_id: int, text: str, label: str) -> int:
         """The definition view, made from the user's text under the user's own search_path."""
@@ -314,21 +316,25 @@ class Lifecycle:
 
     def _clear_dead_creation(self, schema: str, table: str) -> None:
         """Removes what a creator left that died between its two transactions."""
+        found = self._initializing(schema, table)
+        if found is None:
+            return
+        if not one(self._connection, "SELECT pg_try_advisory_lock(%s, %s)", (CREATOR_LOCK, found))[0]:
+            raise _being_created(schema, table)
+        try:
+            if self._initializing(schema, table) == found:  # its creator may just have finished
+                self._remove(found, cascade=False)
+        finally:
+            self._unlock_creator(found)
+
+    def _initializing(self, schema: str, table: str) -> int | None:
+        """The stream table of this name that is not loaded yet."""
         row = self._connection.execute(
             "SELECT id FROM headwater.stream_table"
             " WHERE schema_name = %s AND table_name = %s AND status = 'initializing'",
             (schema, table),
         ).fetchone()
-        if row is None:
-            return
-        if not one(self._connection, "SELECT pg_try_advisory_lock(%s, %s)", (CREATOR_LOCK, row[0]))[0]:
-            raise AlreadyExists(
-                f"{schema}.{table} is being created by another session", hint="wait for it to finish"
-            )
-        try:
-            self._remove(row[0], cascade=False)
-        finally:
-            self._unlock_creator(row[0])
+        return None if row is None else int(row[0])
 
     def _unlock_creator(self, stream_table_id: int) -> None:
         self._connection.execute("SELECT pg_advisory_unlock(%s, %s)", (CREATOR_LOCK, stream_table_id))
@@ -478,6 +484,12 @@ def _check_options(label: str, options: Options) -> None:
             f"{label} cannot run on Spark: this version has no Spark engine",
             hint="use --engine auto or postgres",
         )
+
+
+def _being_created(schema: str, table: str) -> AlreadyExists:
+    return AlreadyExists(
+        f"{schema}.{table} is being created by another session", hint="wait for it to finish"
+    )
 
 
 def _check_source(label: str, relation: ReadRelation, role: str) -> None:

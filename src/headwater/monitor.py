@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from psycopg import sql
+
 from headwater import catalog
 from headwater.apply.storage import storage_sql
 from headwater.capture import buffers
+from headwater.catalog import StreamTable
 from headwater.config import Settings
 from headwater.db.connection import Connection, one
-from headwater.db.work import statement
 
 COUNTED_ROWS = 100_000
 """Stored rows are counted up to here; beyond, the server's estimate is shown."""
@@ -66,7 +68,7 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
                 schedule=stream_table.schedule,
                 reason="; ".join(stream_table.mode_reasons) or None,
                 rebuild_reason=stream_table.rebuild_reason,
-                rows=_rows(connection, stream_table.id) if stream_table.status != "initializing" else None,
+                rows=_rows(connection, stream_table) if stream_table.relation is not None else None,
                 pending_rows=waiting,
                 last_action=action,
                 last_refresh_at=refreshed_at,
@@ -79,12 +81,18 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
     return found
 
 
-def _rows(connection: Connection, stream_table_id: int) -> int:
-    table = storage_sql(stream_table_id)
+def _rows(connection: Connection, stream_table: StreamTable) -> int:
+    view = sql.Identifier(stream_table.schema, stream_table.name)
     counted: int = one(
-        connection, statement(f"SELECT count(*) FROM (SELECT FROM {table} LIMIT {COUNTED_ROWS}) AS t")
+        connection,
+        sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS t").format(
+            view, sql.Literal(COUNTED_ROWS)
+        ),
     )[0]
     if counted < COUNTED_ROWS:
         return counted
-    estimate: float = one(connection, "SELECT reltuples FROM pg_class WHERE oid = %s::regclass", (table,))[0]
+    storage = storage_sql(stream_table.id)
+    estimate: float = one(connection, "SELECT reltuples FROM pg_class WHERE oid = %s::regclass", (storage,))[
+        0
+    ]
     return max(counted, int(estimate))

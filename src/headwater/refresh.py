@@ -44,6 +44,7 @@ from headwater.engine.base import Engine
 from headwater.engine.postgres import PostgresEngine
 from headwater.errors import DriftDetected, EngineUnavailable, HeadwaterError, RefreshFailed
 from headwater.history import Outcome
+from headwater.plan.dialect import identifier
 from headwater.plan.maintain import BagPlan, GroupPlan, RecomputePlan
 from headwater.plan.operators import referenced_columns
 from headwater.plan.render import Staged
@@ -203,9 +204,8 @@ class Refresher:
             outcome = replace(outcome, action="recompute", mode="full")
         with phases.measure("record"):
             connection.execute(query("catalog", "set_frontier"), {"id": stream_table.id})
-            connection.execute(
-                query("catalog", "set_rebuild_reason"), {"id": stream_table.id, "reason": None}
-            )
+            if stream_table.rebuild_reason is not None:
+                self._mark_for_rebuild(stream_table.id, None)
             snapshot = one(connection, "SELECT pg_current_snapshot()::text")[0]
         outcome = replace(
             outcome, applied=applied, snapshot=snapshot, elapsed=phases.elapsed, phases=phases.milliseconds
@@ -315,6 +315,9 @@ class Refresher:
             return self._replace_storage(stream_table, definition, mode, scratch, target)
         plan = definition.maintenance(mode)
         if isinstance(plan, GroupPlan):
+            scratch.shape(
+                "result", f"SELECT {', '.join(map(identifier, plan.stored_columns))} FROM {target.storage}"
+            )
             scratch.fill("result", plan.full_sql())
             return apply_groups(scratch, plan, target, affected=None)
         scratch.fill("delta", plan.difference_sql(target.storage))
@@ -343,7 +346,7 @@ class Refresher:
         )
         return Applied(inserted=rows)
 
-    def _mark_for_rebuild(self, stream_table_id: int, reason: str) -> None:
+    def _mark_for_rebuild(self, stream_table_id: int, reason: str | None) -> None:
         self._connection.execute(
             query("catalog", "set_rebuild_reason"), {"id": stream_table_id, "reason": reason}
         )
@@ -436,6 +439,7 @@ def compute_and_apply(
             engine.bag_delta(scratch, plan, staged)
         with phases.measure("apply"):
             return apply_bag(scratch, plan, target)
+    scratch.shape("result", f"SELECT {', '.join(map(identifier, plan.stored_columns))} FROM {target.storage}")
     if plan.algebra is None:
         with phases.measure("compute"):
             engine.affected_keys(scratch, plan, staged)

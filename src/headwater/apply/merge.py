@@ -20,6 +20,8 @@ ROW = "__hw_row"
 """Where a stored row is."""
 SHOWN = "__hw_shown"
 """Whether users saw the row before."""
+DIFFERS = "__hw_differs"
+"""Whether a column that users see differs."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,11 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
     columns = [identifier(name) for name in plan.stored_columns]
     shown_before = f"s.{VISIBLE}" if plan.hides_groups else "s.ctid IS NOT NULL"
     stored, new = (", ".join(f"{alias}.{column}" for column in columns) for alias in ("s", "r"))
+    before, after = (", ".join(f"{alias}.{column.sql}" for column in plan.outputs) for alias in ("s", "r"))
+    differs = f"record_image_ne(ROW({before}), ROW({after}))"
     scratch.fill(
         "changed",
-        f"SELECT s.ctid AS {ROW}, coalesce({shown_before}, false) AS {SHOWN}, {new}"
+        f"SELECT s.ctid AS {ROW}, coalesce({shown_before}, false) AS {SHOWN}, {differs} AS {DIFFERS}, {new}"
         f" FROM {result} AS r LEFT JOIN {storage} AS s ON {plan.same_stored('s', 'r')}"
         f" WHERE s.ctid IS NULL OR record_image_ne(ROW({stored}), ROW({new}))",
     )
@@ -114,7 +118,7 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
     counts = scratch.row(
         "count",
         f"SELECT count(*) FILTER (WHERE {shown_now} AND NOT {SHOWN}),"
-        f" count(*) FILTER (WHERE {shown_now} AND {SHOWN}),"
+        f" count(*) FILTER (WHERE {shown_now} AND {SHOWN} AND {DIFFERS}),"
         f" count(*) FILTER (WHERE NOT {shown_now} AND {SHOWN})"
         f" + (SELECT count(*) FROM {gone} WHERE {SHOWN}) FROM {changed}",
     )

@@ -69,6 +69,5 @@ def outcome(value: Outcome) -> dict[str, Any]:
         "rows_deleted": value.applied.deleted,
         "duration_ms": value.duration_ms,
         "phases": value.phases,
-        "started_at": value.started_at,
         "snapshot": value.snapshot,
     }

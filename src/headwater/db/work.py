@@ -27,18 +27,25 @@ class Scratch:
     def name(self, table: str) -> str:
         return f'pg_temp."{self._prefix}_{table}"'
 
+    def shape(self, table: str, select: str) -> None:
+        """Makes a temporary table with the columns of a query, unless it is there."""
+        self._connection.execute(statement(self._creation(table, select)))
+
     def fill(self, table: str, select: str) -> int:
-        """Adds the rows of a query to a temporary table; how many there were."""
+        """Adds the rows of a query to a temporary table, made for them if need be; how many there were."""
         name = self.name(table)
         # One round trip. The result of the INSERT is the second of the three.
         cursor = self._connection.execute(
-            statement(
-                f'CREATE TEMP TABLE IF NOT EXISTS "{self._prefix}_{table}" ON COMMIT DELETE ROWS'
-                f" AS {select} WITH NO DATA; INSERT INTO {name} {select}; ANALYZE {name}"
-            )
+            statement(f"{self._creation(table, select)}; INSERT INTO {name} {select}; ANALYZE {name}")
         )
         cursor.nextset()
         return cursor.rowcount
+
+    def _creation(self, table: str, select: str) -> str:
+        return (
+            f'CREATE TEMP TABLE IF NOT EXISTS "{self._prefix}_{table}" ON COMMIT DELETE ROWS'
+            f" AS {select} WITH NO DATA"
+        )
 
     def run(self, what: str, text: str) -> int:
         """Runs one data-modifying statement; the number of rows it touched."""
@@ -57,6 +64,9 @@ class Recorder(Scratch):
 
     def name(self, table: str) -> str:
         return f"pg_temp.{table}"
+
+    def shape(self, table: str, select: str) -> None:
+        pass
 
     def fill(self, table: str, select: str) -> int:
         self.run(f"fill {table}", f"INSERT INTO {self.name(table)}\n{select}")

@@ -41,6 +41,7 @@ from headwater.plan.render import (
     hash_sql,
     hashable,
     identity,
+    is_null,
     now_sql,
     null_safe_equal,
 )
@@ -262,7 +263,7 @@ class GroupPlan:
     def _key_columns(self, alias: str) -> str:
         """The key, its hash, and whether it has a NULL."""
         keys = [f"{alias}.{key.sql}" for key in self.keys]
-        nullable = [f"{alias}.{key.sql} IS NULL" for key in self.keys if key.nullable]
+        nullable = [is_null(f"{alias}.{key.sql}") for key in self.keys if key.nullable]
         return ", ".join(
             [*keys, f"{self._key_hash(alias)} AS {HASH}", f"{' OR '.join(nullable) or 'false'} AS {HAS_NULL}"]
         )

@@ -83,7 +83,12 @@ def equal(left: str, right: str, kind: ColumnType) -> str:
 
 def null_safe_equal(left: str, right: str, kind: ColumnType) -> str:
     """IS NOT DISTINCT FROM with the operator of the type's own operator class."""
-    return f"({equal(left, right, kind)} OR ({left} IS NULL AND {right} IS NULL))"
+    return f"({equal(left, right, kind)} OR ({is_null(left)} AND {is_null(right)}))"
+
+
+def is_null(value: str) -> str:
+    """IS NULL, which for a composite value would be true of one that has only NULLs in it, too."""
+    return f"{value} IS NOT DISTINCT FROM NULL"
 
 
 def relation_name(source: Source) -> str:
@@ -131,7 +136,7 @@ def consolidated_sql(weighted: str, columns: Sequence[Column]) -> str:
     """
     grouping = [identity(f"z.{column.sql}", column.type) for column in columns]
     outputs = [
-        f"{expression if column.type.exact else f'({expression})::{column.type.base}'} AS {column.sql}"
+        f"{expression if column.type.exact else f'({expression})::{column.type.sql}'} AS {column.sql}"
         for expression, column in zip(grouping, columns, strict=True)
     ]
     weight = f"sum(z.{WEIGHT})::bigint AS {WEIGHT}"
