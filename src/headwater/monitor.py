@@ -83,16 +83,13 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
 
 def _rows(connection: Connection, stream_table: StreamTable) -> int:
     view = sql.Identifier(stream_table.schema, stream_table.name)
-    counted: int = one(
-        connection,
-        sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS t").format(
-            view, sql.Literal(COUNTED_ROWS)
-        ),
-    )[0]
+    limited = sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS t")
+    counted: int = one(connection, limited.format(view, sql.Literal(COUNTED_ROWS)))[0]
     if counted < COUNTED_ROWS:
         return counted
-    storage = storage_sql(stream_table.id)
-    estimate: float = one(connection, "SELECT reltuples FROM pg_class WHERE oid = %s::regclass", (storage,))[
-        0
-    ]
+    estimate: float = one(
+        connection,
+        "SELECT reltuples FROM pg_class WHERE oid = %s::regclass",
+        (storage_sql(stream_table.id),),
+    )[0]
     return max(counted, int(estimate))

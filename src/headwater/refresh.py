@@ -44,7 +44,6 @@ from headwater.engine.base import Engine
 from headwater.engine.postgres import PostgresEngine
 from headwater.errors import DriftDetected, EngineUnavailable, HeadwaterError, RefreshFailed
 from headwater.history import Outcome
-from headwater.plan.dialect import identifier
 from headwater.plan.maintain import BagPlan, GroupPlan, RecomputePlan
 from headwater.plan.operators import referenced_columns
 from headwater.plan.render import Staged
@@ -215,11 +214,11 @@ class Refresher:
     def _choose(self, stream_table: StreamTable, sources: list[CatalogSource], request: Request) -> _Choice:
         if request.full:
             return _Choice("recompute", "a full refresh was asked for")
+        if stream_table.rebuild_reason is not None:
+            return _Choice("recompute", stream_table.rebuild_reason)
         if stream_table.mode == "full":
-            why = "; ".join(stream_table.mode_reasons) or "its mode is full"
-            return _Choice("recompute", why)
-        if stream_table.rebuild_reason is not None or stream_table.frontier is None:
-            return _Choice("recompute", stream_table.rebuild_reason or "it has never been loaded")
+            return _Choice("recompute", "; ".join(stream_table.mode_reasons) or "its mode is full")
+        assert stream_table.frontier is not None
         limit = self._settings.max_buffer_rows
         found = buffers.pending(self._connection, sources, stream_table.frontier, limit)
         labels = {source.relation: source.label for source in sources}
@@ -315,9 +314,7 @@ class Refresher:
             return self._replace_storage(stream_table, definition, mode, scratch, target)
         plan = definition.maintenance(mode)
         if isinstance(plan, GroupPlan):
-            scratch.shape(
-                "result", f"SELECT {', '.join(map(identifier, plan.stored_columns))} FROM {target.storage}"
-            )
+            scratch.shape("result", plan.stored_sql(target.storage))
             scratch.fill("result", plan.full_sql())
             return apply_groups(scratch, plan, target, affected=None)
         scratch.fill("delta", plan.difference_sql(target.storage))
@@ -439,7 +436,7 @@ def compute_and_apply(
             engine.bag_delta(scratch, plan, staged)
         with phases.measure("apply"):
             return apply_bag(scratch, plan, target)
-    scratch.shape("result", f"SELECT {', '.join(map(identifier, plan.stored_columns))} FROM {target.storage}")
+    scratch.shape("result", plan.stored_sql(target.storage))
     if plan.algebra is None:
         with phases.measure("compute"):
             engine.affected_keys(scratch, plan, staged)

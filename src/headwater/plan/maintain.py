@@ -174,6 +174,10 @@ class GroupPlan:
         """Groups that HAVING excludes are kept when their state is needed to see them come back."""
         return self.algebra is not None and self.aggregate.having is not None
 
+    def stored_sql(self, storage: str) -> str:
+        """The stored rows."""
+        return f"SELECT {', '.join(identifier(name) for name in self.stored_columns)} FROM {storage}"
+
     def full_sql(self) -> str:
         """All rows as they are stored, recomputed from the sources."""
         return self._groups_sql(now_sql(self.aggregate.input))
