@@ -51,8 +51,12 @@ def assert_fresh(hw: Headwater, name: str) -> None:
 
 def assert_equal(hw: Headwater, name: str) -> None:
     """As `assert_fresh`, by the equality of the types: 1.0 may stand for 1.00 in a key of a group."""
-    found = hw.verify(name)
-    assert found.equal, (found.missing, found.surplus)
+    found = catalog.find(hw.connection, name)
+    view = sql.Identifier(found.schema, found.name).as_string(hw.connection)
+    query = f"headwater_defs.def_{found.id}"
+    for left, right in ((query, view), (view, query)):
+        difference = statement(f"SELECT * FROM (TABLE {left} EXCEPT ALL TABLE {right}) AS d")
+        assert hw.connection.execute(difference).fetchall() == [], f"{left} has what {right} lacks"
 
 
 def refresh(hw: Headwater, name: str) -> Outcome:
