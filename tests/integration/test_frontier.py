@@ -158,7 +158,6 @@ def test_change_rows_go_when_the_slowest_consumer_has_them(hw: Headwater, conn: 
     assert change_rows(conn, "items") == 0
 
 
-@pytest.mark.xfail(strict=True, reason="a refresh that only moves the frontier removes nothing")
 def test_change_rows_behind_an_open_transaction_go_after_it(
     hw: Headwater, dsn: str, conn: Connection
 ) -> None:

@@ -142,7 +142,6 @@ def test_the_mode_can_be_changed_back_and_forth(hw: Headwater, conn: Connection)
     assert refresh(hw, "st").action == "delta"
 
 
-@pytest.mark.xfail(strict=True, reason="it is recorded as a full refresh that was asked for")
 def test_the_history_names_a_change_of_mode(hw: Headwater, conn: Connection) -> None:
     hw.create("st", "SELECT id FROM items")
     hw.alter("st", mode="full")
@@ -190,7 +189,6 @@ def test_a_renamed_stream_table_is_followed(hw: Headwater, conn: Connection) -> 
     assert value(conn, "SELECT to_regclass('moved.renamed')") is None
 
 
-@pytest.mark.xfail(strict=True, reason="the catalog keeps the name of the creation as a unique one")
 def test_the_old_name_of_a_renamed_stream_table_is_free(hw: Headwater, conn: Connection) -> None:
     hw.create("st", "SELECT id FROM items")
     conn.execute("ALTER VIEW st RENAME TO renamed")
@@ -214,7 +212,6 @@ def test_writes_through_the_view_are_refused(hw: Headwater, conn: Connection, wr
     assert_fresh(hw, "st")
 
 
-@pytest.mark.xfail(strict=True, reason="a view of that name is dropped, whosever it is")
 def test_a_stream_table_whose_view_was_dropped_by_hand_can_still_be_dropped(
     hw: Headwater, conn: Connection
 ) -> None:
@@ -228,9 +225,6 @@ def test_a_stream_table_whose_view_was_dropped_by_hand_can_still_be_dropped(
     assert footprint(conn) == before
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a refresh finds no change and does not notice that the source is gone"
-)
 def test_a_stream_table_whose_source_was_dropped_with_cascade_can_still_be_dropped(
     hw: Headwater, conn: Connection
 ) -> None:
