@@ -15,7 +15,7 @@ from headwater.db.connection import Connection
 from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
 from headwater.definition import DefinitionReader
-from headwater.errors import AlreadyExists
+from headwater.errors import AlreadyExists, NotFound
 from headwater.explain import Explanation, explain
 from headwater.history import HistoryEntry, Outcome
 from headwater.lifecycle import Lifecycle, Options
@@ -93,10 +93,13 @@ class Headwater:
         lifecycle = self._lifecycle()
         try:
             return lifecycle.create(name, query, Options(mode=mode, engine=engine, schedule=schedule))
-        except AlreadyExists:
+        except AlreadyExists as error:
             if not if_not_exists:
                 raise
-            return catalog.find(self._connection, name)
+            try:
+                return catalog.find(self._connection, name)
+            except NotFound:  # something else has the name
+                raise error from None
 
     def alter(
         self,

@@ -30,6 +30,7 @@ class StreamTable:
     id: int
     schema: str
     name: str
+    label: str  # both, quoted where SQL needs it
     relation: int | None  # oid of the view that users read; None if there is none (yet)
     query: str
     definition: str | None  # canonical text when it was last planned
@@ -42,10 +43,6 @@ class StreamTable:
     rebuild_reason: str | None
     time_zone: str
     frontier: Frontier | None
-
-    @property
-    def label(self) -> str:
-        return f"{self.schema}.{self.name}"
 
 
 STREAM_TABLE_FIELDS = tuple(StreamTable.__dataclass_fields__)[:-1]

@@ -43,6 +43,7 @@ class ReadRelation:
     oid: int
     schema: str
     name: str
+    label: str  # both, quoted where SQL needs it
     kind: str  # relkind
     stream_table_id: int | None
     temporary: bool
@@ -50,10 +51,6 @@ class ReadRelation:
     may_select: bool
     may_trigger: bool
     obstacle: str | None  # why its changes cannot be captured
-
-    @property
-    def label(self) -> str:
-        return f"{self.schema}.{self.name}"
 
 
 @dataclass(frozen=True)
@@ -132,26 +129,22 @@ def _read_definition(connection: Connection, view: int) -> Definition:
     reads = tuple(item for item in relations if item not in plain_views)
     trees, functions = _functions_called(connection, [view, *(item.oid for item in plain_views)])
     aggregates = [function for function in functions if function.kind == "a"]
-    reasons = volatility.reasons(trees, functions)
-    parsed = Parsed(None)
-    if not reasons:
-        parsed = parse_query(
-            text,
-            tuple(column.name for column in outputs),
-            Relations(
-                sources={(item.schema, item.name): _source(item, columns[item.oid]) for item in reads},
-                views=views,
-                unusable={(item.schema, item.name): item.obstacle for item in reads if item.obstacle},
-                aggregates=frozenset(function.name for function in aggregates),
-                builtin_aggregates=frozenset(function.name for function in aggregates if function.builtin),
-            ),
-        )
-        reasons = list(parsed.reasons)
+    parsed = parse_query(
+        text,
+        tuple(column.name for column in outputs),
+        Relations(
+            sources={(item.schema, item.name): _source(item, columns[item.oid]) for item in reads},
+            views=views,
+            unusable={(item.schema, item.name): item.obstacle for item in reads if item.obstacle},
+            aggregates=frozenset(function.name for function in aggregates),
+            builtin_aggregates=frozenset(function.name for function in aggregates if function.builtin),
+        ),
+    )
+    reasons = [*volatility.reasons(trees, functions), *parsed.reasons]
     texts = [text, *(item.text for item in views.values())]
-    if parsed.root is not None and not all(_survives_round_trip(connection, item) for item in texts):
+    if not reasons and not all(_survives_round_trip(connection, item) for item in texts):
         reasons.append("the SQL parser does not keep an expression in it as it is")
-        parsed = Parsed(None)
-    plan = _plan(types, parsed, outputs) if parsed.root is not None else None
+    plan = None if reasons else _plan(types, parsed, outputs)
     return Definition(view, text, outputs, reads, plan, tuple(reasons))
 
 
@@ -187,6 +180,7 @@ def _relations_read(connection: Connection, view: int) -> list[ReadRelation]:
             oid,
             schema,
             name,
+            label,
             kind,
             persistence,
             stream_table_id,
@@ -197,7 +191,6 @@ def _relations_read(connection: Connection, view: int) -> list[ReadRelation]:
             select,
             trigger,
         ) = row
-        label = f"{schema}.{name}"
         obstacle = None
         if kind == "p" or partition:
             obstacle = f"{label} is partitioned, and changes of partitions are not captured yet"
@@ -218,6 +211,7 @@ def _relations_read(connection: Connection, view: int) -> list[ReadRelation]:
                 oid=oid,
                 schema=schema,
                 name=name,
+                label=label,
                 kind=kind,
                 stream_table_id=stream_table_id,
                 temporary=persistence == "t",

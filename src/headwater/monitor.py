@@ -31,7 +31,7 @@ class StreamTableStatus:
     reason: str | None  # why it is not differential
     rebuild_reason: str | None
     rows: int | None
-    pending_rows: int  # change rows that wait, counted up to headwater.max_buffer_rows
+    pending_rows: int  # change rows that wait for it and for what it reads, each up to max_buffer_rows
     last_action: str | None
     last_refresh_at: datetime | None
     last_refresh_ms: float | None
@@ -49,13 +49,17 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
             " extract(epoch FROM clock_timestamp() - last_refresh_at) FROM headwater.stream_tables"
         )
     }
+    everything = {stream_table.id: stream_table for stream_table in catalog.stream_tables(connection)}
+    waiting_for = {
+        stream_table.id: _waiting(connection, stream_table, settings) for stream_table in everything.values()
+    }
     found = []
-    for stream_table in catalog.stream_tables(connection, ids):
-        sources = catalog.sources_of(connection, stream_table.id)
-        waiting = 0
-        if stream_table.mode == "differential" and stream_table.frontier is not None:
-            pending = buffers.pending(connection, sources, stream_table.frontier, settings.max_buffer_rows)
-            waiting = sum(item.rows for item in pending.values())
+    for stream_table in everything.values():
+        if ids is not None and stream_table.id not in ids:
+            continue
+        closure = catalog.closure(connection, stream_table.id)
+        sources = closure.sources[stream_table.id]
+        waiting = sum(waiting_for[member] for member in closure.order)
         action, refreshed_at, milliseconds, age = last[stream_table.id]
         current = stream_table.mode == "differential" and not waiting and stream_table.rebuild_reason is None
         found.append(
@@ -79,6 +83,14 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
             )
         )
     return found
+
+
+def _waiting(connection: Connection, stream_table: StreamTable, settings: Settings) -> int:
+    if stream_table.mode != "differential" or stream_table.frontier is None:
+        return 0
+    sources = catalog.sources_of(connection, stream_table.id)
+    pending = buffers.pending(connection, sources, stream_table.frontier, settings.max_buffer_rows)
+    return sum(item.rows for item in pending.values())
 
 
 def _rows(connection: Connection, stream_table: StreamTable) -> int:

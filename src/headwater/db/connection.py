@@ -100,7 +100,8 @@ def translated(error: psycopg.Error, what: str, kind: type[HeadwaterError]) -> H
     message = error.diag.message_primary or str(error).strip()
     detail = error.diag.message_detail or ""
     hint = error.diag.message_hint or ""
-    if error.sqlstate is None or error.sqlstate.startswith(("08", "57P")):
+    broken = error.sqlstate is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    if broken or (error.sqlstate or "").startswith(("08", "57P")):
         return ConnectionFailed(f"{what}: the connection to the database broke", detail=message)
     if error.sqlstate == INSUFFICIENT_PRIVILEGE:
         return MissingPrivilege(

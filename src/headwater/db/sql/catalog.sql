@@ -1,6 +1,7 @@
 -- name: stream_tables
 -- All stream tables, or those with the given ids.
-SELECT st.id, coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name), c.oid, st.query,
+SELECT st.id, coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name),
+       format('%%I.%%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)), c.oid, st.query,
        st.definition, st.requested_mode, st.mode, st.mode_reasons, st.engine, st.schedule, st.status,
        st.rebuild_reason, st.time_zone, f.snapshot::text, f.applied_by::text
 FROM headwater.stream_table st
@@ -101,8 +102,9 @@ VALUES (%(stream_table_id)s, %(source_id)s, %(attnum)s, %(output_column)s) ON CO
 
 -- name: sources_of
 -- What stream tables read, with the change table of each captured source.
-SELECT d.stream_table_id, s.id, s.relation, n.nspname, c.relname, coalesce(format('%%I.%%I', n.nspname, c.relname),
-       format('%%I.%%I', s.schema_name, s.table_name)), s.stream_table_id, s.change_table
+SELECT d.stream_table_id, s.id, s.relation, n.nspname, c.relname,
+       format('%%I.%%I', coalesce(n.nspname, s.schema_name), coalesce(c.relname, s.table_name)),
+       s.stream_table_id, s.change_table
 FROM headwater.dependency d
 JOIN headwater.source s ON s.id = d.source_id
 LEFT JOIN pg_class c ON c.oid = s.relation

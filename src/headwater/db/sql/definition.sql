@@ -29,7 +29,7 @@ WITH RECURSIVE reads(reader, relation) AS (
     regexp_matches(r.ev_action::text, ':relid (\d+)', 'g') m(found)
     WHERE NOT EXISTS (SELECT FROM headwater.stream_table st WHERE st.relation = c.oid)
 )
-SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, st.id,
+SELECT c.oid, n.nspname, c.relname, format('%%I.%%I', n.nspname, c.relname), c.relkind::text, c.relpersistence::text, st.id,
        c.relhassubclass, c.relispartition, row_security_active(c.oid),
        n.nspname IN ('pg_catalog', 'information_schema', 'pg_toast'),
        has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'TRIGGER')
