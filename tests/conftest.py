@@ -46,7 +46,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.register_profile("dev", settings.get_profile("ci"), max_examples=100)
-settings.register_profile("soak", settings.get_profile("ci"), max_examples=5000)
+settings.register_profile("soak", settings.get_profile("ci"), max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "ci")
 
 

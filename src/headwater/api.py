@@ -31,6 +31,7 @@ class Headwater:
         self._connection = open_connection(dsn)
         self._overrides = dict(overrides or {})
         self._reader = DefinitionReader(self._connection)
+        self._applied: Settings | None = None
 
     def __enter__(self) -> Headwater:
         return self
@@ -163,7 +164,16 @@ class Headwater:
     # parts
 
     def _settings(self) -> Settings:
-        return self._resolved()[0]
+        """The effective settings; those that the session itself has are applied to it."""
+        settings = self._resolved()[0]
+        if settings != self._applied:
+            for name, value in (
+                ("lock_timeout", f"{settings.lock_timeout_ms}ms"),
+                ("statement_timeout", settings.statement_timeout),
+            ):
+                self._connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+            self._applied = settings
+        return settings
 
     def _resolved(self) -> tuple[Settings, builtins.list[Setting]]:
         version, stored, server = install.read_state(self._connection, sorted(config.RULES))

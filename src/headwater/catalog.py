@@ -33,7 +33,7 @@ class StreamTable:
     label: str  # both, quoted where SQL needs it
     relation: int | None  # oid of the view that users read; None if there is none (yet)
     query: str
-    definition: str | None  # canonical text when it was last planned
+    fingerprint: str | None  # of what its storage holds
     requested_mode: Mode
     mode: Literal["differential", "full"]
     mode_reasons: tuple[str, ...]

@@ -14,6 +14,7 @@ from psycopg import sql
 
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
+from headwater.errors import RefreshFailed
 from headwater.plan import volatility
 from headwater.plan.aggregates import algebra_of
 from headwater.plan.dialect import parse, render
@@ -63,6 +64,8 @@ class Definition:
     reads: tuple[ReadRelation, ...]
     plan: IncrementalPlan | None
     reasons: tuple[str, ...]
+    relations: tuple[int, ...]  # all that it reads, plain views included
+    signature: str
 
     def maintenance(self, mode: str) -> MaintenancePlan:
         """The plan that a mode uses: the incremental one, or recomputing through the view itself."""
@@ -92,25 +95,34 @@ class DefinitionReader:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._known: dict[int, tuple[str, list[int], Definition]] = {}
+        self._known: dict[int, Definition] = {}
 
     def read(self, view: int) -> Definition:
         """The definition behind a view.
 
         Must run in a transaction that may write: types of intermediate results are read off temporary tables.
         """
-        if view in self._known:
-            signature, relations, definition = self._known[view]
-            if self._signature(view, relations) == signature:
-                return definition
-        definition = _read_definition(self._connection, view)
-        relations = [item.oid for item in _relations_read(self._connection, view)]
-        self._known[view] = (self._signature(view, relations), relations, definition)
-        return definition
+        known = self._known.get(view)
+        if known is None or _signature(self._connection, view, known.relations) != known.signature:
+            self._known[view] = _read_definition(self._connection, view)
+        return self._known[view]
 
-    def _signature(self, view: int, relations: list[int]) -> str:
-        parameters = {"view": view, "relations": relations}
-        return str(one(self._connection, query("definition", "signature"), parameters)[0])
+
+def definition_oid(connection: Connection, stream_table_id: int) -> int:
+    """The definition view of a stream table."""
+    name = definition_name(stream_table_id).as_string(connection)
+    oid = one(connection, "SELECT to_regclass(%s)::oid", (name,))[0]
+    if oid is None:
+        raise RefreshFailed(
+            f"the definition {name} is gone",
+            hint="it was dropped, by hand or with something that it reads: drop the stream table as well",
+        )
+    return int(oid)
+
+
+def _signature(connection: Connection, view: int, relations: Sequence[int]) -> str:
+    parameters = {"view": view, "relations": list(relations)}
+    return str(one(connection, query("definition", "signature"), parameters)[0])
 
 
 def _read_definition(connection: Connection, view: int) -> Definition:
@@ -145,7 +157,10 @@ def _read_definition(connection: Connection, view: int) -> Definition:
     if not reasons and not all(_survives_round_trip(connection, item) for item in texts):
         reasons.append("the SQL parser does not keep an expression in it as it is")
     plan = None if reasons else _plan(types, parsed, outputs)
-    return Definition(view, text, outputs, reads, plan, tuple(reasons))
+    oids = tuple(item.oid for item in relations)
+    return Definition(
+        view, text, outputs, reads, plan, tuple(reasons), oids, _signature(connection, view, oids)
+    )
 
 
 def read_source(connection: Connection, relation: int) -> Source | None:

@@ -8,9 +8,7 @@ session lock; a row without it was left by a creator that died, and the next one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import psycopg
 from psycopg import sql
@@ -18,17 +16,22 @@ from psycopg import sql
 from headwater import catalog, history
 from headwater.apply import storage
 from headwater.apply.merge import Applied
-from headwater.capture.registry import capture, release_superfluous
+from headwater.capture.registry import release_superfluous
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.clock import Phases, parse_duration
 from headwater.config import Settings
 from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.queries import query
 from headwater.db.work import statement
-from headwater.definition import Definition, DefinitionReader, ReadRelation, definition_name
+from headwater.definition import (
+    Definition,
+    DefinitionReader,
+    ReadRelation,
+    definition_name,
+    definition_oid,
+)
 from headwater.errors import (
     AlreadyExists,
-    CyclicDependency,
     DependentsExist,
     EngineUnavailable,
     HeadwaterError,
@@ -37,15 +40,12 @@ from headwater.errors import (
     InvalidSource,
     MissingPrivilege,
     NotFound,
-    NotIncremental,
 )
 from headwater.history import Outcome
-from headwater.plan.lineage import lineage
 from headwater.plan.maintain import HIDDEN
-from headwater.plan.operators import referenced_columns
 from headwater.refresh import Refresher, Request
+from headwater.registration import LIFECYCLE_LOCK, effective_mode, register, register_anew
 
-LIFECYCLE_LOCK = 4_855_311_378
 CREATOR_LOCK = 1_214_607
 """Class of the session locks that creators hold, one for each stream table."""
 INVALID_TABLE_DEFINITION = "42P16"
@@ -119,7 +119,7 @@ class Lifecycle:
         connection, label = self._connection, f"{schema}.{table}"
         stream_table_id: int | None = None
         try:
-            with transaction(connection, lock_timeout_ms=self._settings.lock_timeout_ms):
+            with transaction(connection):
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
                 self._check_free(schema, table)
                 stream_table_id = one(
@@ -138,8 +138,8 @@ class Lifecycle:
                 view = self._create_definition(stream_table_id, text, label)
                 definition = self._reader.read(view)
                 self._check_definition(label, definition)
-                mode = _effective_mode(label, options.mode, definition)
-                self._register(stream_table_id, definition, mode)
+                mode = effective_mode(label, options.mode, definition)
+                register(connection, stream_table_id, label, definition, mode)
                 # Protects the change rows after this moment until the load has its own snapshot.
                 connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
         except BaseException:
@@ -217,78 +217,16 @@ class Lifecycle:
                     hint=f"names that start with {HIDDEN} are Headwater's own: give it another alias",
                 )
 
-    def _register(self, stream_table_id: int, definition: Definition, mode: str) -> None:
-        """Records what a stream table reads, and captures it if deltas will be wanted."""
-        connection = self._connection
-        connection.execute(
-            query("catalog", "set_planned"),
-            {
-                "id": stream_table_id,
-                "definition": definition.fingerprint(mode),
-                "mode": mode,
-                "reasons": list(definition.reasons) if mode == "full" else [],
-            },
-        )
-        connection.execute(query("catalog", "delete_dependencies"), {"id": stream_table_id})
-        connection.execute(query("catalog", "delete_lineage"), {"id": stream_table_id})
-        wanted = referenced_columns(definition.plan.root) if definition.plan is not None else {}
-        numbers = {
-            source.relation: [source.column(name).attnum for name in wanted[source.relation]]
-            for source in (definition.plan.sources if definition.plan is not None else ())
-        }
-        source_ids = {}
-        for relation in definition.reads:
-            source_ids[relation.oid] = one(
-                connection,
-                query("catalog", "upsert_source"),
-                {
-                    "relation": relation.oid,
-                    "schema": relation.schema,
-                    "name": relation.name,
-                    "stream_table_id": relation.stream_table_id,
-                },
-            )[0]
-            connection.execute(
-                query("catalog", "add_dependency"),
-                {
-                    "stream_table_id": stream_table_id,
-                    "source_id": source_ids[relation.oid],
-                    "columns": numbers.get(relation.oid, []),
-                },
-            )
-        if stream_table_id in catalog.upstream_of(connection, stream_table_id):
-            raise CyclicDependency(
-                f"stream table {stream_table_id} would depend on itself",
-                hint="a view that it reads shows this very stream table",
-            )
-        if definition.plan is not None:
-            for output, columns in lineage(definition.plan.root).items():
-                for relation_oid, attnum in columns:
-                    connection.execute(
-                        query("catalog", "add_lineage"),
-                        {
-                            "stream_table_id": stream_table_id,
-                            "source_id": source_ids[relation_oid],
-                            "attnum": attnum,
-                            "output_column": output,
-                        },
-                    )
-        if mode == "differential":
-            assert definition.plan is not None
-            # In the order of their oids: two creations at once take their locks in the same order.
-            for source in sorted(definition.plan.sources, key=lambda source: source.relation):
-                capture(connection, source_ids[source.relation], source, wanted[source.relation])
-
     def _load(self, stream_table_id: int) -> None:
         """The second transaction: the first rows, at a snapshot that is the first frontier."""
         connection, phases = self._connection, Phases()
         stream_table = catalog.stream_table(connection, stream_table_id)
         tables = catalog.closure(connection, stream_table_id).tables
-        with transaction(connection, repeatable_read=True, lock_timeout_ms=self._settings.lock_timeout_ms):
+        with transaction(connection, repeatable_read=True):
             self._refresher.lock_tables(tables)
             with phases.measure("plan"):
                 connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
-                definition = self._reader.read(self._definition_oid(stream_table_id))
+                definition = self._reader.read(definition_oid(connection, stream_table_id))
                 plan = definition.maintenance(stream_table.mode)
             with phases.measure("load"):
                 rows = storage.load(connection, stream_table_id, plan)
@@ -359,7 +297,7 @@ class Lifecycle:
 
         def change() -> None:
             nonlocal effective
-            with transaction(self._connection, lock_timeout_ms=self._settings.lock_timeout_ms):
+            with transaction(self._connection):
                 self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
                 self._connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
                 self._connection.execute(
@@ -374,10 +312,11 @@ class Lifecycle:
                     },
                 )
                 if mode is not None:
-                    definition = self._reader.read(self._definition_oid(stream_table.id))
-                    effective = _effective_mode(stream_table.label, mode, definition)
+                    definition = self._reader.read(definition_oid(self._connection, stream_table.id))
+                    effective = effective_mode(stream_table.label, mode, definition)
                     if effective != stream_table.mode:
-                        self._change_mode(stream_table.id, definition, effective)
+                        reason = f"its mode was changed to {effective}"
+                        register_anew(self._connection, stream_table, definition, effective, reason)
 
         try:
             retried(change, what=f"alter {stream_table.label}", attempts=self._settings.lock_attempts)
@@ -386,19 +325,6 @@ class Lifecycle:
         if effective != stream_table.mode:
             self._refresher.refresh(stream_table.id, Request())
         return catalog.stream_table(self._connection, stream_table.id)
-
-    def _change_mode(self, stream_table_id: int, definition: Definition, mode: str) -> None:
-        self._register(stream_table_id, definition, mode)
-        # What is stored does not fit the new mode: the next refresh replaces it.
-        self._connection.execute(
-            "UPDATE headwater.stream_table SET definition = NULL WHERE id = %s", (stream_table_id,)
-        )
-        self._connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
-        self._connection.execute(
-            query("catalog", "set_rebuild_reason"),
-            {"id": stream_table_id, "reason": f"its mode was changed to {mode}"},
-        )
-        release_superfluous(self._connection)
 
     # drop
 
@@ -424,7 +350,7 @@ class Lifecycle:
 
     def _remove_once(self, stream_table_id: int, *, cascade: bool) -> list[str]:
         connection, dropped = self._connection, []
-        with transaction(connection, lock_timeout_ms=self._settings.lock_timeout_ms):
+        with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
             members = catalog.with_dependents(connection, stream_table_id)
             readers = [
@@ -468,10 +394,6 @@ class Lifecycle:
 
     # shared
 
-    def _definition_oid(self, stream_table_id: int) -> int:
-        name = definition_name(stream_table_id).as_string(self._connection)
-        return int(one(self._connection, "SELECT %s::regclass::oid", (name,))[0])
-
     def _role(self) -> str:
         return str(one(self._connection, "SELECT current_user")[0])
 
@@ -513,20 +435,3 @@ def _check_source(label: str, relation: ReadRelation, role: str) -> None:
             f"create {label}: role {role} lacks {' and '.join(missing)} on {relation.label}",
             hint=f'GRANT {", ".join(missing)} ON "{relation.schema}"."{relation.name}" TO "{role}"',
         )
-
-
-def _effective_mode(label: str, requested: Mode, definition: Definition) -> Literal["differential", "full"]:
-    if requested == "full":
-        return "full"
-    if definition.plan is not None:
-        return "differential"
-    if requested == "differential":
-        raise NotIncremental(
-            f"{label} cannot be maintained incrementally: {_joined(definition.reasons)}",
-            hint="use mode auto or full to recompute it at each refresh",
-        )
-    return "full"
-
-
-def _joined(reasons: Sequence[str]) -> str:
-    return "; ".join(reasons)

@@ -39,7 +39,7 @@ from headwater.db.connection import (
 )
 from headwater.db.queries import query
 from headwater.db.work import Scratch
-from headwater.definition import Definition, DefinitionReader, definition_name
+from headwater.definition import Definition, DefinitionReader, definition_oid
 from headwater.engine.base import Engine
 from headwater.engine.postgres import PostgresEngine
 from headwater.errors import DriftDetected, EngineUnavailable, HeadwaterError, RefreshFailed
@@ -47,6 +47,7 @@ from headwater.history import Outcome
 from headwater.plan.maintain import BagPlan, GroupPlan, RecomputePlan
 from headwater.plan.operators import referenced_columns
 from headwater.plan.render import Staged
+from headwater.registration import bring_up_to_date
 
 ScratchFactory = Callable[[Connection, str], Scratch]
 
@@ -99,8 +100,8 @@ class Refresher:
 
     def refresh(self, stream_table_id: int, request: Request) -> list[Outcome]:
         """Refreshes a stream table and those it reads; outcomes in the order of the graph."""
-        label = catalog.stream_table(self._connection, stream_table_id).label
-        started = Phases()
+        stream_table = catalog.stream_table(self._connection, stream_table_id)
+        label, started = stream_table.label, Phases()
         while True:
             try:
                 outcomes = retried(
@@ -117,8 +118,15 @@ class Refresher:
                     continue
                 self._record_failure(failed, started)
                 raise failed.error from failed.error.__cause__
-            except psycopg.Error as error:
-                raise translated(error, f"refresh of {label}", RefreshFailed) from error
+            except (psycopg.Error, HeadwaterError) as error:
+                failure = (
+                    translated(error, f"refresh of {label}", RefreshFailed)
+                    if isinstance(error, psycopg.Error)
+                    else error
+                )
+                failure.__cause__ = error if isinstance(error, psycopg.Error) else error.__cause__
+                self._record_failure(_Failed(stream_table, failure), started)
+                raise failure from failure.__cause__
         self._clean(outcomes)
         return outcomes
 
@@ -140,12 +148,14 @@ class Refresher:
     def _attempt(self, stream_table_id: int, request: Request) -> list[Outcome]:
         connection = self._connection
         closure = catalog.closure(connection, stream_table_id)
-        for member in catalog.stream_tables(connection, list(closure.order)):
+        members = catalog.stream_tables(connection, list(closure.order))
+        bring_up_to_date(connection, self._reader, members)
+        for member in members:
             if member.mode == "differential" and member.frontier is None:
                 # Protects the change rows from here on until the rebuild has its own snapshot.
                 connection.execute(query("catalog", "set_frontier"), {"id": member.id})
                 self._mark_for_rebuild(member.id, member.rebuild_reason or "it has never been loaded")
-        with transaction(connection, repeatable_read=True, lock_timeout_ms=self._settings.lock_timeout_ms):
+        with transaction(connection, repeatable_read=True):
             self.lock_tables(closure.tables)
             return self._refresh_members(stream_table_id, closure, request)
 
@@ -261,18 +271,13 @@ class Refresher:
         return PostgresEngine()
 
     def read_definition(self, stream_table: StreamTable) -> Definition:
-        view = one(
-            self._connection,
-            "SELECT %s::regclass::oid",
-            (definition_name(stream_table.id).as_string(self._connection),),
-        )[0]
-        return self._reader.read(view)
+        return self._reader.read(definition_oid(self._connection, stream_table.id))
 
     def _is_current(self, stream_table: StreamTable, definition: Definition) -> bool:
         """Whether what is stored is what the definition says."""
         if stream_table.mode == "differential" and definition.plan is None:
             return False
-        return stream_table.definition == definition.fingerprint(stream_table.mode)
+        return stream_table.fingerprint == definition.fingerprint(stream_table.mode)
 
     def target(self, stream_table: StreamTable, definition: Definition) -> Target:
         row = self._connection.execute(
@@ -333,13 +338,8 @@ class Refresher:
         storage.create_view(connection, stream_table.schema, stream_table.name, stream_table.id, plan)
         connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(old)))
         connection.execute(
-            query("catalog", "set_planned"),
-            {
-                "id": stream_table.id,
-                "definition": definition.fingerprint(mode),
-                "mode": mode,
-                "reasons": list(definition.reasons),
-            },
+            query("catalog", "set_fingerprint"),
+            {"id": stream_table.id, "fingerprint": definition.fingerprint(mode)},
         )
         return Applied(inserted=rows)
 
@@ -380,7 +380,7 @@ class Refresher:
             if source.change_table is not None
         }
         try:
-            with transaction(self._connection, lock_timeout_ms=self._settings.lock_timeout_ms):
+            with transaction(self._connection):
                 captured = list(sources.values())
                 buffers.remove_consumed(self._connection, captured)
                 buffers.give_up_laggards(self._connection, captured, self._settings.max_buffer_rows)

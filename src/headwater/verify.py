@@ -68,9 +68,7 @@ def _verify(
 ) -> Verification:
     tables = catalog.closure(connection, stream_table.id).tables
     notes = []
-    with transaction(
-        connection, repeatable_read=True, lock_timeout_ms=settings.lock_timeout_ms, rollback=True
-    ):
+    with transaction(connection, repeatable_read=True, rollback=True):
         refresher.lock_tables(tables)
         if stream_table.mode == "differential":
             try:

@@ -261,8 +261,8 @@ def test_verify_shows_what_differs(program: Program, inside: Inside, conn: psyco
     assert found["equal"] is False
     assert (found["missing_count"], found["surplus_count"]) == (1, 1)
     assert found["columns"] == ["region", "total", "orders"]
-    assert found["missing"] == [["north", "14.50", 2]]
-    assert found["surplus"] == [["north", "99", 2]]
+    assert found["missing"] == [["north", "14.50", "2"]]
+    assert found["surplus"] == [["north", "99", "2"]]
 
     text = program.run("verify", "revenue", expect=1).stdout
     assert "public.revenue differs from its query: 1 missing, 1 surplus, 2 stored" in text
@@ -283,7 +283,7 @@ def test_verify_shows_values_of_all_kinds(inside: Inside, conn: psycopg.Connecti
     inside.run("create", "same", "--query", "SELECT * FROM kinds")
     conn.execute(sql.SQL("DELETE FROM {}").format(storage_of(conn, "same")))
     rows = inside.json("verify", "same", expect=1)["missing"]
-    assert ["\\x00ff", {"a": [1, None]}, "nan", "2026-01-31", "[1, 5)", "two\nlines\x1b[2J"] in rows
+    assert ["\\x00ff", '{"a": [1, null]}', "NaN", "2026-01-31", "[1,5)", "two\nlines\x1b[2J"] in rows
     assert [None, None, None, None, None, "[b]:x:"] in rows
     text = inside.run("verify", "same", expect=1).stdout
     assert "two\\nlines\\x1b[2J" in text
@@ -306,11 +306,11 @@ def test_query_from_a_file_and_from_standard_input(program: Program, inside: Ins
 def test_quoted_name_beyond_ascii(program: Program, inside: Inside) -> None:
     name = 'public."Umsätze je Région ✓"'
     said = program.run("create", name, "--query", REVENUE).stdout
-    assert "created public.Umsätze je Région ✓" in said
+    assert f"created {name}" in said
     assert f"next: headwater refresh '{name}'" in said
-    assert inside.json("status", name)["stream_table"] == "public.Umsätze je Région ✓"
-    assert "public.Umsätze je Région ✓ " in program.run("list", PYTHONUTF8="0", LC_ALL="C").stdout
-    assert inside.json("drop", name)["dropped"] == ["public.Umsätze je Région ✓"]
+    assert inside.json("status", name)["stream_table"] == name
+    assert f"{name} " in program.run("list", PYTHONUTF8="0", LC_ALL="C").stdout
+    assert inside.json("drop", name)["dropped"] == [name]
 
 
 def test_long_names_are_not_wrapped_in_a_pipe(program: Program, inside: Inside) -> None:

@@ -172,9 +172,6 @@ def test_a_large_value_is_read_back_when_a_column_beside_it_changes(hw: Headwate
     assert refresh(hw, "st").applied.inserted == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="values that differ only by what the collation ignores are not told apart"
-)
 def test_a_collation_decides_what_is_equal(hw: Headwater, conn: Connection) -> None:
     collation = "provider = icu, locale = 'und-u-ks-level2', deterministic = false"
     try:

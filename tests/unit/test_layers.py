@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("capture",),
     ("engine", "apply"),
     ("history", "monitor"),
+    ("registration",),
     ("refresh",),
     ("verify", "explain"),
     ("lifecycle",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from headwater.capture import triggers
-from headwater.db.connection import Connection
+from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.definition import read_source
 from headwater.plan.operators import Source
@@ -46,6 +46,23 @@ def capture(connection: Connection, source_id: int, source: Source, columns: Col
         triggers.install_function(connection, source, wanted)
         if row is None:
             triggers.install_triggers(connection, source)
+
+
+def reinstall(connection: Connection, source_id: int) -> None:
+    """Makes the triggers of a source again after somebody dropped or disabled one.
+
+    What was written meanwhile left no change rows, so every consumer is marked for a rebuild.
+    """
+    relation, label = one(connection, query("catalog", "source"), {"id": source_id})
+    source = read_source(connection, relation)
+    row = connection.execute(query("catalog", "captured_columns"), {"id": source_id}).fetchone()
+    if source is None or row is None:
+        return
+    wanted = [column for column in source.columns if column.attnum in set(row[1])]
+    triggers.install_function(connection, source, wanted)
+    triggers.install_triggers(connection, source)
+    reason = f"capture triggers of {label} were dropped or disabled, so changes may be missing"
+    connection.execute(query("catalog", "distrust_consumers"), {"source": source_id, "reason": reason})
 
 
 def release_superfluous(connection: Connection) -> None:

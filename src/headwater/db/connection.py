@@ -62,16 +62,12 @@ def transaction(
     connection: Connection,
     *,
     repeatable_read: bool = False,
-    lock_timeout_ms: int | None = None,
     rollback: bool = False,
 ) -> Iterator[None]:
     """One transaction. With repeatable_read all its queries see the snapshot of the first one."""
     level = IsolationLevel.REPEATABLE_READ if repeatable_read else IsolationLevel.READ_COMMITTED
     connection.set_isolation_level(level)
     with connection.transaction(force_rollback=rollback):
-        if lock_timeout_ms is not None:
-            # SET, unlike SELECT set_config, takes no snapshot: locks can still be taken before it is frozen.
-            connection.execute(f"SET LOCAL lock_timeout = {lock_timeout_ms:d}")
         yield
 
 

@@ -25,7 +25,9 @@ CREATE TABLE headwater.stream_table (
     table_name     name NOT NULL,
     relation       oid UNIQUE,          -- the view that users read; it decides the name once it exists
     query          text NOT NULL,       -- as the user wrote it
-    definition     text,                -- as the server deparsed it when it was last planned
+    fingerprint    text,                -- of what its storage holds; null when that must be replaced
+    signature      text,                -- headwater.signature() when it was last planned
+    signature_of   oid[],               -- the relations that went into it
     requested_mode text NOT NULL CHECK (requested_mode IN ('auto', 'differential', 'full')),
     mode           text NOT NULL CHECK (mode IN ('differential', 'full')),
     mode_reasons   text[] NOT NULL DEFAULT '{}',  -- why it is not differential
@@ -108,6 +110,27 @@ CREATE TABLE headwater.setting (
     changed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     changed_by name NOT NULL DEFAULT current_user
 );
+
+-- Everything that a plan is made from: the deparsed queries of a definition view and of the plain views below
+-- it, and all relations that they read with their columns. It changes when one of them does.
+CREATE FUNCTION headwater.signature(definition oid, relations oid[]) RETURNS text
+LANGUAGE sql STABLE SET search_path = '' SET quote_all_identifiers = off AS $$
+SELECT pg_catalog.md5(pg_catalog.concat_ws(
+    E'\n', pg_catalog.pg_get_viewdef(definition),
+    (SELECT pg_catalog.string_agg(
+                pg_catalog.concat_ws(' ', c.oid, n.nspname, c.relname, c.relkind, c.relhassubclass, c.relispartition,
+                                     pg_catalog.row_security_active(c.oid),
+                                     CASE c.relkind WHEN 'v' THEN pg_catalog.pg_get_viewdef(c.oid) END),
+                E'\n' ORDER BY c.oid)
+     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+     WHERE c.oid = ANY (relations)),
+    (SELECT pg_catalog.string_agg(
+                pg_catalog.concat_ws(' ', attrelid, attnum, attname, atttypid, atttypmod, attcollation, attnotnull,
+                                     attgenerated),
+                E'\n' ORDER BY attrelid, attnum)
+     FROM pg_catalog.pg_attribute
+     WHERE attrelid = ANY (definition || relations) AND attnum > 0 AND NOT attisdropped)))
+$$;
 
 CREATE FUNCTION headwater.refuse_write() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -25,7 +25,7 @@ class ColumnType:
 
     sql: str  # as format_type writes it, schema-qualified where needed
     base: str  # the type behind a domain, else the same as `sql`
-    collation: str | None = None  # as SQL, when it is not the type's default
+    collation: str | None = None  # as SQL, if the type has one
     exact: bool = True  # equal values are indistinguishable: 1.0 = 1.00 makes numeric inexact
     groupable: bool = True  # has an equality that GROUP BY can use
     hashable: bool = True  # hash_record_extended takes it

@@ -135,21 +135,30 @@ def consolidated_sql(weighted: str, columns: Sequence[Column]) -> str:
     than its text is grouped by its text and read back from it.
     """
     grouping = [identity(f"z.{column.sql}", column.type) for column in columns]
-    outputs = [
-        f"{expression if column.type.exact else f'({expression})::{column.type.sql}'} AS {column.sql}"
-        for expression, column in zip(grouping, columns, strict=True)
-    ]
-    weight = f"sum(z.{WEIGHT})::bigint AS {WEIGHT}"
+    listed = "".join(f"{key} AS {column.sql}, " for key, column in zip(grouping, columns, strict=True))
     group = f" GROUP BY {', '.join(grouping)}" if grouping else ""
-    return (
-        f"SELECT {', '.join([*outputs, weight])} FROM (\n{weighted}\n) AS z{group}"
+    grouped = (
+        f"SELECT {listed}sum(z.{WEIGHT})::bigint AS {WEIGHT} FROM (\n{weighted}\n) AS z{group}"
         f" HAVING sum(z.{WEIGHT}) <> 0"
     )
+    if all(column.type.exact for column in columns):
+        return grouped
+    values = "".join(
+        f"{y if column.type.exact else restored(y, column.type)} AS {column.sql}, "
+        for column in columns
+        for y in [f"y.{column.sql}"]
+    )
+    return f"SELECT {values}y.{WEIGHT} FROM (\n{grouped}\n) AS y"
 
 
 def identity(reference: str, kind: ColumnType) -> str:
     """An expression that is equal for two values only if they are indistinguishable."""
-    return reference if kind.exact else f"{reference}::text"
+    return reference if kind.exact else f'{reference}::text COLLATE "C"'
+
+
+def restored(text: str, kind: ColumnType) -> str:
+    """A value back from its text, with the collation that it had."""
+    return f"({text})::{kind.sql}" + (f" COLLATE {kind.collation}" if kind.collation else "")
 
 
 def hash_sql(references: Sequence[str]) -> str:

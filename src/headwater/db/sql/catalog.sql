@@ -2,7 +2,7 @@
 -- All stream tables, or those with the given ids.
 SELECT st.id, coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name),
        format('%%I.%%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)), c.oid, st.query,
-       st.definition, st.requested_mode, st.mode, st.mode_reasons, st.engine, st.schedule, st.status,
+       st.fingerprint, st.requested_mode, st.mode, st.mode_reasons, st.engine, st.schedule, st.status,
        st.rebuild_reason, st.time_zone, f.snapshot::text, f.applied_by::text
 FROM headwater.stream_table st
 LEFT JOIN pg_class c ON c.oid = st.relation
@@ -35,9 +35,44 @@ RETURNING id
 -- name: set_planned
 -- What planning found out.
 UPDATE headwater.stream_table
-SET definition = %(definition)s, mode = %(mode)s, mode_reasons = %(reasons)s::text[]
+SET fingerprint = %(fingerprint)s, signature = %(signature)s, signature_of = %(signature_of)s::oid[],
+    mode = %(mode)s, mode_reasons = %(reasons)s::text[]
 WHERE id = %(id)s
 
+-- name: set_fingerprint
+-- What the storage holds.
+UPDATE headwater.stream_table SET fingerprint = %(fingerprint)s WHERE id = %(id)s
+
+-- name: distrust_storage
+-- What is stored is not what the definition says.
+UPDATE headwater.stream_table SET fingerprint = NULL, rebuild_reason = %(reason)s WHERE id = %(id)s
+
+-- name: outdated
+-- Stream tables among these whose definition is not the one that was planned, and sources of these whose
+-- capture lacks a trigger that fires.
+SELECT 'definition', st.id
+FROM headwater.stream_table st
+WHERE st.id = ANY (%(ids)s::bigint[]) AND to_regclass('headwater_defs.def_' || st.id) IS NOT NULL
+  AND st.signature IS DISTINCT FROM
+      headwater.signature(to_regclass('headwater_defs.def_' || st.id)::oid, st.signature_of)
+UNION ALL
+SELECT DISTINCT 'capture', s.id
+FROM headwater.dependency d
+JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
+JOIN headwater.source s ON s.id = d.source_id AND s.change_table IS NOT NULL AND s.stream_table_id IS NULL
+JOIN pg_class c ON c.oid = s.relation
+WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
+  AND 4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
+           AND starts_with(t.tgname, 'headwater_capture_') AND t.tgenabled IN ('O', 'A'))
+
+-- name: distrust_consumers
+-- Marks every stream table that reads the changes of a source for a rebuild.
+UPDATE headwater.stream_table st SET rebuild_reason = %(reason)s
+FROM headwater.dependency d
+WHERE d.stream_table_id = st.id AND d.source_id = %(source)s AND st.mode = 'differential'
+
+-- name: source
+SELECT relation, format('%%I.%%I', schema_name, table_name) FROM headwater.source WHERE id = %(id)s
 -- name: set_active
 -- The stream table can be read; its name comes from its view from now on.
 UPDATE headwater.stream_table SET status = 'active', relation = %(relation)s::oid WHERE id = %(id)s
@@ -91,10 +126,9 @@ INSERT INTO headwater.dependency (stream_table_id, source_id, columns)
 VALUES (%(stream_table_id)s, %(source_id)s, %(columns)s::smallint[])
 
 -- name: delete_dependencies
+-- With the lineage that goes with them.
+WITH gone AS (DELETE FROM headwater.lineage WHERE stream_table_id = %(id)s)
 DELETE FROM headwater.dependency WHERE stream_table_id = %(id)s
-
--- name: delete_lineage
-DELETE FROM headwater.lineage WHERE stream_table_id = %(id)s
 
 -- name: add_lineage
 INSERT INTO headwater.lineage (stream_table_id, source_id, attnum, output_column)

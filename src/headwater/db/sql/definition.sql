@@ -3,17 +3,7 @@
 SELECT pg_get_viewdef(%(view)s::oid)
 
 -- name: signature
--- Everything that a plan is made from, in one text: the deparsed queries, and the relations with their columns.
-SELECT concat_ws(
-    E'\n', pg_get_viewdef(%(view)s::oid),
-    (SELECT string_agg(concat_ws(' ', c.oid, n.nspname, c.relname, c.relkind, c.relhassubclass, c.relispartition,
-                                 row_security_active(c.oid),
-                                 CASE c.relkind WHEN 'v' THEN pg_get_viewdef(c.oid) END), E'\n' ORDER BY c.oid)
-     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY (%(relations)s::oid[])),
-    (SELECT string_agg(concat_ws(' ', attrelid, attnum, attname, atttypid, atttypmod, attcollation, attnotnull,
-                                 attgenerated), E'\n' ORDER BY attrelid, attnum)
-     FROM pg_attribute
-     WHERE attrelid = ANY (%(view)s::oid || %(relations)s::oid[]) AND attnum > 0 AND NOT attisdropped))
+SELECT headwater.signature(%(view)s::oid, %(relations)s::oid[])
 
 -- name: relations_read
 -- Every relation that a view reads, through plain views too; views that show a stream table are not entered.
@@ -62,7 +52,7 @@ WITH RECURSIVE domain(attrelid, attnum, typid, typmod) AS (
 SELECT a.attrelid, a.attnum, a.attname, a.attnotnull, a.attgenerated::text,
        format_type(a.atttypid, a.atttypmod), b.typid, format_type(b.typid, b.typmod), b.typmod,
        t.typtype::text,
-       CASE WHEN a.attcollation <> ty.typcollation THEN format('%%I.%%I', cn.nspname, co.collname) END,
+       CASE WHEN a.attcollation <> 0 THEN format('%%I.%%I', cn.nspname, co.collname) END,
        coalesce(co.collisdeterministic, true),
        (SELECT format('OPERATOR(%%I.%%s)', opn.nspname, o.oprname)
         FROM pg_opclass oc
@@ -77,7 +67,6 @@ SELECT a.attrelid, a.attnum, a.attname, a.attnotnull, a.attgenerated::text,
 FROM domain b
 JOIN pg_type t ON t.oid = b.typid AND t.typtype <> 'd'
 JOIN pg_attribute a ON a.attrelid = b.attrelid AND a.attnum = b.attnum
-JOIN pg_type ty ON ty.oid = a.atttypid
 LEFT JOIN pg_collation co ON co.oid = a.attcollation
 LEFT JOIN pg_namespace cn ON cn.oid = co.collnamespace
 ORDER BY a.attrelid, a.attnum

@@ -1,0 +1,134 @@
+"""What a stream table depends on: recorded when it is created, and again when that changed under it.
+
+A definition changes without us when a plain view that the query reads is replaced, or when something in it
+is renamed; capture breaks when somebody drops or disables its triggers. Each refresh asks for both first
+(`outdated`). A rename only brings the records up to date. A changed meaning is registered like a new
+definition, and the stream table is rebuilt; so is every consumer of a source whose capture was broken.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from headwater import catalog
+from headwater.capture.registry import capture, reinstall, release_superfluous
+from headwater.catalog import Mode, StreamTable
+from headwater.db.connection import Connection, one, transaction
+from headwater.db.queries import query
+from headwater.definition import Definition, DefinitionReader, definition_oid
+from headwater.errors import CyclicDependency, NotIncremental
+from headwater.plan.lineage import lineage
+from headwater.plan.operators import referenced_columns
+
+LIFECYCLE_LOCK = 4_855_311_378
+
+
+def effective_mode(label: str, requested: Mode, definition: Definition) -> Literal["differential", "full"]:
+    """The mode that a definition allows, or the error that the requested one deserves."""
+    if requested == "full":
+        return "full"
+    if definition.plan is not None:
+        return "differential"
+    if requested == "differential":
+        raise NotIncremental(
+            f"{label} cannot be maintained incrementally: {'; '.join(definition.reasons)}",
+            hint="use mode auto or full to recompute it at each refresh",
+        )
+    return "full"
+
+
+def register(
+    connection: Connection, stream_table_id: int, label: str, definition: Definition, mode: str
+) -> None:
+    """Records what a stream table reads, and captures it if deltas will be wanted."""
+    connection.execute(
+        query("catalog", "set_planned"),
+        {
+            "id": stream_table_id,
+            "fingerprint": definition.fingerprint(mode),
+            "signature": definition.signature,
+            "signature_of": list(definition.relations),
+            "mode": mode,
+            "reasons": list(definition.reasons) if mode == "full" else [],
+        },
+    )
+    connection.execute(query("catalog", "delete_dependencies"), {"id": stream_table_id})
+    plan = definition.plan
+    sources = plan.sources if plan is not None else ()
+    wanted = referenced_columns(plan.root) if plan is not None else {}
+    numbers = {
+        source.relation: [source.column(name).attnum for name in wanted[source.relation]]
+        for source in sources
+    }
+    source_ids = {}
+    for relation in definition.reads:
+        source_ids[relation.oid] = one(
+            connection,
+            query("catalog", "upsert_source"),
+            {
+                "relation": relation.oid,
+                "schema": relation.schema,
+                "name": relation.name,
+                "stream_table_id": relation.stream_table_id,
+            },
+        )[0]
+        connection.execute(
+            query("catalog", "add_dependency"),
+            {
+                "stream_table_id": stream_table_id,
+                "source_id": source_ids[relation.oid],
+                "columns": numbers.get(relation.oid, []),
+            },
+        )
+    if stream_table_id in catalog.upstream_of(connection, stream_table_id):
+        raise CyclicDependency(
+            f"{label} would depend on itself", hint="a view that its query reads shows this very stream table"
+        )
+    for output, columns in (lineage(plan.root) if plan is not None else {}).items():
+        for relation_oid, attnum in columns:
+            connection.execute(
+                query("catalog", "add_lineage"),
+                {
+                    "stream_table_id": stream_table_id,
+                    "source_id": source_ids[relation_oid],
+                    "attnum": attnum,
+                    "output_column": output,
+                },
+            )
+    if mode == "differential":
+        # In the order of their oids: two registrations at once take their locks in the same order.
+        for source in sorted(sources, key=lambda source: source.relation):
+            capture(connection, source_ids[source.relation], source, wanted[source.relation])
+
+
+def register_anew(
+    connection: Connection, stream_table: StreamTable, definition: Definition, mode: str, reason: str
+) -> None:
+    """Registers another meaning or mode of a stream table; what is stored is replaced by the next refresh."""
+    register(connection, stream_table.id, stream_table.label, definition, mode)
+    connection.execute(query("catalog", "distrust_storage"), {"id": stream_table.id, "reason": reason})
+    # Protects the change rows from here on until the rebuild has its own snapshot.
+    connection.execute(query("catalog", "set_frontier"), {"id": stream_table.id})
+    release_superfluous(connection)
+
+
+def bring_up_to_date(connection: Connection, reader: DefinitionReader, members: list[StreamTable]) -> None:
+    """Adopts changed definitions and repairs broken capture, so that a refresh can trust both."""
+    by_id = {member.id: member for member in members}
+    for kind, number in connection.execute(query("catalog", "outdated"), {"ids": sorted(by_id)}).fetchall():
+        with transaction(connection):
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+            if kind == "capture":
+                reinstall(connection, number)
+            else:
+                connection.execute(query("catalog", "lock_stream_table"), {"id": number})
+                _adopt(connection, reader, by_id[number])
+
+
+def _adopt(connection: Connection, reader: DefinitionReader, stream_table: StreamTable) -> None:
+    definition = reader.read(definition_oid(connection, stream_table.id))
+    mode = effective_mode(stream_table.label, stream_table.requested_mode, definition)
+    if mode == stream_table.mode and definition.fingerprint(mode) == stream_table.fingerprint:
+        register(connection, stream_table.id, stream_table.label, definition, mode)
+    else:
+        register_anew(connection, stream_table, definition, mode, "the meaning of its query changed")
