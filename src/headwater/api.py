@@ -132,7 +132,7 @@ class Headwater:
         """Refreshes a stream table and those it reads; the last outcome is its own."""
         refresher = self._refresher()
         stream_table = catalog.find(self._connection, name)
-        return refresher.refresh(stream_table.id, Request(full=full, engine=engine))
+        return refresher.refresh(stream_table, Request(full=full, engine=engine))
 
     def verify(self, name: str) -> Verification:
         """Compares a stream table with its query at one snapshot."""

@@ -323,7 +323,7 @@ class Lifecycle:
         except psycopg.Error as error:
             raise translated(error, f"alter {stream_table.label}", HeadwaterError) from error
         if effective != stream_table.mode:
-            self._refresher.refresh(stream_table.id, Request())
+            self._refresher.refresh(stream_table, Request())
         return catalog.stream_table(self._connection, stream_table.id)
 
     # drop

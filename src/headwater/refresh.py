@@ -98,14 +98,13 @@ class Refresher:
         self._reader = reader
         self._scratch = scratch
 
-    def refresh(self, stream_table_id: int, request: Request) -> list[Outcome]:
+    def refresh(self, stream_table: StreamTable, request: Request) -> list[Outcome]:
         """Refreshes a stream table and those it reads; outcomes in the order of the graph."""
-        stream_table = catalog.stream_table(self._connection, stream_table_id)
         label, started = stream_table.label, Phases()
         while True:
             try:
                 outcomes = retried(
-                    lambda: self._attempt(stream_table_id, request),
+                    lambda: self._attempt(stream_table.id, request),
                     what=f"refresh of {label}",
                     attempts=self._settings.lock_attempts,
                 )

@@ -76,7 +76,7 @@ def rows_read_by_refresh(dsn: str, name: str) -> float:
     connection = connect(dsn)
     try:
         refresher = Refresher(connection, Settings(), DefinitionReader(connection), counting)
-        outcome = refresher.refresh(catalog.find(connection, name).id, Request())[-1]
+        outcome = refresher.refresh(catalog.find(connection, name), Request())[-1]
         assert outcome.action == "delta"
         assert outcome.applied.inserted + outcome.applied.updated + outcome.applied.deleted > 0
     finally:

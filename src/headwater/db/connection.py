@@ -40,9 +40,7 @@ INSUFFICIENT_PRIVILEGE = "42501"
 def connect(dsn: str) -> Connection:
     """An autocommit connection; the user's search_path is kept in the setting headwater.user_search_path."""
     try:
-        connection = psycopg.connect(
-            dsn, autocommit=True, prepare_threshold=None, application_name="headwater"
-        )
+        connection = psycopg.connect(dsn, autocommit=True, application_name="headwater")
     except psycopg.Error as error:
         raise ConnectionFailed(
             "cannot connect to the database",

@@ -34,9 +34,10 @@ class Scratch:
     def fill(self, table: str, select: str) -> int:
         """Adds the rows of a query to a temporary table, made for them if need be; how many there were."""
         name = self.name(table)
-        # One round trip. The result of the INSERT is the second of the three.
+        # One round trip; not prepared, for these are three statements. The INSERT's result is the second.
         cursor = self._connection.execute(
-            statement(f"{self._creation(table, select)}; INSERT INTO {name} {select}; ANALYZE {name}")
+            statement(f"{self._creation(table, select)}; INSERT INTO {name} {select}; ANALYZE {name}"),
+            prepare=False,
         )
         cursor.nextset()
         return cursor.rowcount
