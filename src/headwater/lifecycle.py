@@ -228,11 +228,10 @@ class Lifecycle:
                 connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
                 definition = self._reader.read(definition_oid(connection, stream_table_id))
                 plan = definition.maintenance(stream_table.mode)
+            table = storage.storage_sql(stream_table_id)
             with phases.measure("load"):
-                rows = storage.load(connection, stream_table_id, plan)
-            view = storage.create_view(
-                connection, stream_table.schema, stream_table.name, stream_table_id, plan
-            )
+                rows = storage.load(connection, table, plan)
+            view = storage.create_view(connection, stream_table.schema, stream_table.name, table, plan)
             connection.execute(query("catalog", "set_active"), {"id": stream_table_id, "relation": view})
             connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
             history.record(

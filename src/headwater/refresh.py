@@ -330,12 +330,10 @@ class Refresher:
         """Loads new storage beside the old one, for what is stored has changed its shape or meaning."""
         connection = self._connection
         plan = definition.maintenance(mode)
-        old = storage.set_aside(connection, stream_table.id)
-        rows = storage.load(connection, stream_table.id, plan)
+        successor, rows = storage.load_successor(connection, stream_table.id, plan)
         view = sql.Identifier(stream_table.schema, stream_table.name).as_string(connection)
-        emit_difference(scratch, target, plan, view)
-        storage.create_view(connection, stream_table.schema, stream_table.name, stream_table.id, plan)
-        connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(old)))
+        emit_difference(scratch, replace(target, storage=successor), plan, view)
+        storage.succeed(connection, stream_table.schema, stream_table.name, stream_table.id, plan)
         connection.execute(
             query("catalog", "set_fingerprint"),
             {"id": stream_table.id, "fingerprint": definition.fingerprint(mode)},

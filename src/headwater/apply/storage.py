@@ -14,12 +14,11 @@ DATA = "headwater_data"
 
 
 def storage_sql(stream_table_id: int) -> str:
-    return f"{identifier(DATA)}.{identifier(f'st_{stream_table_id}')}"
+    return _in_data(f"st_{stream_table_id}")
 
 
-def load(connection: Connection, stream_table_id: int, plan: MaintenancePlan) -> int:
-    """Creates the storage and fills it from the query; the number of its rows."""
-    table = storage_sql(stream_table_id)
+def load(connection: Connection, table: str, plan: MaintenancePlan) -> int:
+    """Creates storage of this SQL name and fills it from the query; the number of its rows."""
     # Room in each page lets an updated group stay in it, without a new index entry.
     rows = connection.execute(
         statement(f"CREATE TABLE {table} WITH (fillfactor = 90) AS {plan.full_sql()}")
@@ -29,31 +28,46 @@ def load(connection: Connection, stream_table_id: int, plan: MaintenancePlan) ->
     return rows
 
 
-def set_aside(connection: Connection, stream_table_id: int) -> str:
-    """Renames the storage so that a new one can be loaded beside it; its new SQL name."""
-    aside = f"st_{stream_table_id}_replaced"
+def load_successor(connection: Connection, stream_table_id: int, plan: MaintenancePlan) -> tuple[str, int]:
+    """Storage that will replace the present one, filled from the query: its SQL name, and its rows."""
+    table = _in_data(f"st_{stream_table_id}_successor")
+    return table, load(connection, table, plan)
+
+
+def succeed(
+    connection: Connection, schema: str, name: str, stream_table_id: int, plan: MaintenancePlan
+) -> None:
+    """Puts the successor under the view in place of the present storage.
+
+    Takes the locks that keep readers waiting, in the readers' own order, and is the last thing that a
+    transaction does but for its records.
+    """
+    successor = f"st_{stream_table_id}_successor"
+    create_view(connection, schema, name, _in_data(successor), plan)
+    drop(connection, stream_table_id)
     connection.execute(
         sql.SQL("ALTER TABLE {} RENAME TO {}").format(
-            sql.Identifier(DATA, f"st_{stream_table_id}"), sql.Identifier(aside)
+            sql.Identifier(DATA, successor), sql.Identifier(f"st_{stream_table_id}")
         )
     )
-    return f"{identifier(DATA)}.{identifier(aside)}"
 
 
 def drop(connection: Connection, stream_table_id: int) -> None:
     connection.execute(statement(f"DROP TABLE IF EXISTS {storage_sql(stream_table_id)}"))
 
 
-def create_view(
-    connection: Connection, schema: str, name: str, stream_table_id: int, plan: MaintenancePlan
-) -> int:
+def _in_data(table: str) -> str:
+    return f"{identifier(DATA)}.{identifier(table)}"
+
+
+def create_view(connection: Connection, schema: str, name: str, storage: str, plan: MaintenancePlan) -> int:
     """Creates or repoints the view that users read; its oid. Writes through it are refused with an error."""
     view = sql.Identifier(schema, name)
     columns = ", ".join(column.sql for column in plan.outputs)
     condition = f" WHERE {VISIBLE}" if plan.hides_groups else ""
     connection.execute(
         sql.SQL("CREATE OR REPLACE VIEW {} AS {}").format(
-            view, statement(f"SELECT {columns} FROM {storage_sql(stream_table_id)}{condition}")
+            view, statement(f"SELECT {columns} FROM {storage}{condition}")
         )
     )
     connection.execute(

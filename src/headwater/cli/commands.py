@@ -184,7 +184,13 @@ def settings(invocation: Invocation) -> None:
 @click.option(
     "--seconds", type=click.FloatRange(min=0, min_open=True), default=60, show_default=True, help="How long."
 )
-@dsn_option
+@click.option(
+    "--dsn",
+    metavar="DSN",
+    expose_value=False,
+    callback=_remember,
+    help="A database to use instead of a private one; what the demo makes there it removes again.",
+)
 @debug_option
 @click.pass_obj
 def demo(invocation: Invocation, seconds: float) -> int:

@@ -16,7 +16,7 @@ from headwater.db.connection import Connection
 
 SCHEMA = "headwater_shop"
 SEED = 20
-CUSTOMERS, PRODUCTS, ORDERS, ITEMS = 2_000, 300, 20_000, 50_000
+CUSTOMERS, PRODUCTS, ORDERS, ITEMS = 10_000, 300, 100_000, 250_000
 OPEN_SHARE = 0.1
 
 REGIONS = ("Amazon", "Congo", "Danube", "Ganges", "Mekong", "Nile", "Rhine", "Yukon")
