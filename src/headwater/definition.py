@@ -156,7 +156,13 @@ def _read_definition(connection: Connection, view: int) -> Definition:
     texts = [text, *(item.text for item in views.values())]
     if not reasons and not all(_survives_round_trip(connection, item) for item in texts):
         reasons.append("the SQL parser does not keep an expression in it as it is")
-    plan = None if reasons else _plan(types, parsed, outputs)
+    plan = None
+    if not reasons:
+        try:
+            with connection.transaction():
+                plan = _plan(types, parsed, outputs)
+        except psycopg.Error:
+            reasons.append("the server does not accept what the SQL parser made of it")
     oids = tuple(item.oid for item in relations)
     return Definition(
         view, text, outputs, reads, plan, tuple(reasons), oids, _signature(connection, view, oids)

@@ -43,6 +43,7 @@ from headwater.errors import (
 )
 from headwater.history import Outcome
 from headwater.plan.maintain import HIDDEN
+from headwater.plan.parse import SYSTEM_COLUMNS
 from headwater.refresh import Refresher, Request
 from headwater.registration import LIFECYCLE_LOCK, effective_mode, register, register_anew
 
@@ -211,6 +212,11 @@ class Lifecycle:
         if not definition.columns:
             raise InvalidQuery(f"create {label}: the query has no columns", hint="select at least one")
         for column in definition.columns:
+            if column.name in SYSTEM_COLUMNS:
+                raise InvalidQuery(
+                    f"create {label}: a table cannot have a column {column.name}, which is a system column",
+                    hint="give it another alias",
+                )
             if column.name.startswith(HIDDEN):
                 raise InvalidQuery(
                     f"create {label}: the column name {column.name} is reserved",

@@ -202,7 +202,9 @@ class Refresher:
             connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
             connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
             definition = self.read_definition(stream_table)
-        scratch = self._scratch(connection, f"hw{stream_table.id}_{_short(definition, stream_table.mode)}")
+        # The signature tells the temporary tables of different plans apart within a session.
+        prefix = f"hw{stream_table.id}_{stream_table.mode}_{definition.signature[:8]}"
+        scratch = self._scratch(connection, prefix)
         target = self.target(stream_table, definition)
         if choice.action == "delta" and self._is_current(stream_table, definition):
             applied = self._delta(stream_table, definition, sources, choice, engine, scratch, target, phases)
@@ -451,9 +453,3 @@ def compute_and_apply(
         affected = scratch.name("delta")
     with phases.measure("apply"):
         return apply_groups(scratch, plan, target, affected)
-
-
-def _short(definition: Definition, mode: str) -> str:
-    """Tells the temporary tables of different plans apart within a session."""
-    kept = mode if definition.plan is not None else "full"
-    return f"{abs(hash(definition.fingerprint(kept) + definition.text)):x}"[:10]

@@ -198,7 +198,9 @@ class _Builder:
         having = tree.args.get("having")
         group = tree.args.get("group")
         having_expression = self._resolve(having.this, scope) if having else None
-        keys = [self._resolve(item, scope) for item in group.expressions] if group else []
+        # GROUP BY () is the one group that there is without any key.
+        written = [item for item in group.expressions if item != exp.Tuple()] if group else []
+        keys = [self._resolve(item, scope) for item in written]
         expressions = [output.expression for output in outputs] + (
             [having_expression] if having_expression else []
         )
