@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,10 @@ TEST_SETTINGS = {
     "log_checkpoints": "off",
 }
 _database_numbers = itertools.count(1)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts us in the background ignores interrupts for all our children too, and some are tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A database per test is fine for an example too: properties make their own tables or clean up after each.
 settings.register_profile(
