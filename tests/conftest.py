@@ -38,7 +38,7 @@ TEST_SETTINGS = {
 _database_numbers = itertools.count(1)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell that starts us in the background ignores interrupts for all our children too, and some are tested.
+    # A shell that starts us in the background has our children ignore interrupts, which some tests send.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A database per test is fine for an example too: properties make their own tables or clean up after each.
