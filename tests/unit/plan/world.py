@@ -1,0 +1,247 @@
+"""The relations that the plans under test read, plans as text, and cases in `fixtures/*.sql`.
+
+A case is a comment with its title, a statement, and what is expected of it, each ended by a semicolon at the
+end of a line:
+
+    -- a filter
+    SELECT o.id FROM public.orders o WHERE o.id > 1;
+    SELECT r1.id AS id FROM orders(id) AS r1 WHERE r1.id > 1;
+
+A new case needs no Python.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlglot import exp
+
+from headwater.plan.aggregates import algebra_of
+from headwater.plan.dialect import identifier, parse, render
+from headwater.plan.maintain import BagPlan, GroupPlan
+from headwater.plan.operators import (
+    Aggregate,
+    Call,
+    ColumnType,
+    Constant,
+    Input,
+    Root,
+    Scan,
+    Select,
+    Source,
+    SourceColumn,
+    UnionAll,
+)
+from headwater.plan.parse import Parsed, Relations, View, parse_query
+from headwater.plan.render import Column, now_sql
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+INTEGER = ColumnType("integer", "integer", integer=True)
+BIGINT = ColumnType("bigint", "bigint", integer=True)
+TEXT = ColumnType("text", "text", collation='pg_catalog."default"')
+BOOLEAN = ColumnType("boolean", "boolean")
+MONEY = ColumnType("numeric(12,2)", "numeric(12,2)", exact=False, numeric=True, scaled=True)
+NUMERIC = ColumnType("numeric", "numeric", exact=False, numeric=True)
+DOUBLE = ColumnType("double precision", "double precision", exact=False, floating=True)
+INTERVAL = ColumnType("interval", "interval", exact=False)
+CITEXT = ColumnType("public.citext", "public.citext", exact=False, equality="OPERATOR(public.=)")
+JSON = ColumnType("json", "json", exact=False, groupable=False, hashable=False)
+
+
+def source(relation: int, name: str, *columns: SourceColumn, schema: str = "public") -> Source:
+    return Source(relation, schema, name, "table", columns)
+
+
+ORDERS = source(
+    101,
+    "orders",
+    SourceColumn(1, "id", INTEGER, not_null=True),
+    SourceColumn(2, "customer_id", INTEGER),
+    SourceColumn(3, "amount", MONEY),
+    SourceColumn(5, "note", TEXT),
+)
+CUSTOMERS = source(
+    102,
+    "customers",
+    SourceColumn(1, "id", INTEGER, not_null=True),
+    SourceColumn(2, "name", TEXT),
+    SourceColumn(3, "region", TEXT, not_null=True),
+)
+ITEMS = source(
+    103,
+    "items",
+    SourceColumn(1, "id", BIGINT, not_null=True),
+    SourceColumn(2, "order_id", INTEGER),
+    SourceColumn(3, "price", NUMERIC),
+    SourceColumn(4, "weight", DOUBLE),
+    SourceColumn(5, "doubled", NUMERIC, captured=False),
+    SourceColumn(6, "label", CITEXT),
+)
+ODD = source(104, 'Odd "one"', SourceColumn(1, 'a "b"', TEXT), schema="it's")
+
+RELATIONS = Relations(
+    sources={(item.schema, item.name): item for item in (ORDERS, CUSTOMERS, ITEMS, ODD)},
+    views={
+        ("public", "big_orders"): View(
+            "SELECT o.id AS number, o.amount * 2 AS twice FROM public.orders o WHERE o.amount > 100",
+            ("number", "twice"),
+        ),
+        ("public", "names"): View(
+            "SELECT c.name FROM public.customers c UNION ALL SELECT o.note FROM public.orders o", ("name",)
+        ),
+    },
+    unusable={("public", "elsewhere"): "public.elsewhere is a foreign table, whose changes are not seen"},
+    aggregates=frozenset("count sum avg min max string_agg array_agg percentile_cont median".split()),
+    builtin_aggregates=frozenset("count sum avg min max string_agg array_agg percentile_cont".split()),
+)
+PER_REGION = View("SELECT c.region, count(*) AS n FROM public.customers c GROUP BY c.region", ("region", "n"))
+WITH_GROUPED_VIEW = replace(RELATIONS, views={("public", "per_region"): PER_REGION})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A statement and what is expected of it."""
+
+    title: str
+    statement: str
+    expected: str
+
+
+def cases(name: str) -> list[Case]:
+    """The cases of a fixture file."""
+    found = []
+    for part in re.split(
+        r"^(?=-- )", (FIXTURES / f"{name}.sql").read_text(encoding="utf-8"), flags=re.MULTILINE
+    ):
+        if not part.strip():
+            continue
+        title, _, rest = part.partition("\n")
+        statement, expected = (item.strip() for item in rest.rstrip().removesuffix(";").split(";\n"))
+        found.append(Case(title.removeprefix("-- "), statement, expected))
+    titles = [case.title for case in found]
+    assert len(set(titles)) == len(titles), f"two cases of {name}.sql have one title"
+    return found
+
+
+def planned(text: str, relations: Relations = RELATIONS) -> Parsed:
+    """The plan of a query; its columns are named as the server would name them."""
+    try:
+        tree = parse(text)
+        names = tuple(tree.named_selects) if isinstance(tree, exp.Query) else ()
+        if isinstance(tree, exp.Values):
+            names = tuple(f"column{number + 1}" for number in range(len(tree.expressions[0].expressions)))
+    except Exception:
+        names = ()
+    return parse_query(text, names, relations)
+
+
+def root_of(text: str, relations: Relations = RELATIONS) -> Root:
+    found = planned(text, relations)
+    assert found.root is not None, found.reasons
+    return found.root
+
+
+def select_of(text: str) -> Select:
+    root = root_of(text)
+    assert isinstance(root, Select)
+    return root
+
+
+def aggregate_of(text: str) -> Aggregate:
+    root = root_of(text)
+    assert isinstance(root, Aggregate)
+    return root
+
+
+def group_plan(text: str, **types: ColumnType) -> GroupPlan:
+    """The maintenance of a grouping query; types of input columns that are not plain ones are given."""
+    aggregate = aggregate_of(text)
+    body = aggregate.input
+    block = body if isinstance(body, Select) else body.branches[0]
+    rows = tuple(
+        Column(name, types.get(name) or type_of(block, output.expression))
+        for name, output in zip(body.output_names, block.outputs, strict=True)
+    )
+    outputs = tuple(Column(name, types.get(name, TEXT)) for name in aggregate.output_names)
+    algebra = algebra_of(aggregate, {column.name: column.type for column in rows})
+    return GroupPlan(aggregate, rows, outputs, algebra)
+
+
+def bag_plan(text: str) -> BagPlan:
+    root = root_of(text)
+    assert not isinstance(root, Aggregate)
+    block = root if isinstance(root, Select) else root.branches[0]
+    outputs = tuple(
+        Column(name, type_of(block, output.expression))
+        for name, output in zip(root.output_names, block.outputs, strict=True)
+    )
+    return BagPlan(outputs, now_sql(root), root)
+
+
+def type_of(block: Select, expression: exp.Expression) -> ColumnType:
+    """The type of a plain column of a source; of anything else, text or boolean."""
+    if isinstance(expression, exp.Column):
+        node = next(item.node for item in block.inputs if item.alias == expression.table)
+        if isinstance(node, Scan):
+            return node.source.column(expression.name).type
+    return BOOLEAN if isinstance(expression, exp.Predicate) else TEXT
+
+
+# Plans as text
+
+
+def described(root: Root) -> str:
+    """A plan in a few lines, names bare where they can be."""
+    return re.sub(r'(?<!")"([a-z_][a-z0-9_]*)"(?!")', r"\1", _described(root))
+
+
+def _described(node: Root) -> str:
+    match node:
+        case Select():
+            outputs = ", ".join(f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs)
+            inputs = ", ".join(_input(item) for item in node.inputs)
+            predicates = " AND ".join(render(predicate) for predicate in node.predicates)
+            clauses = [
+                outputs,
+                f"FROM {inputs}" if inputs else "",
+                f"WHERE {predicates}" if predicates else "",
+            ]
+            return " ".join(["SELECT", *filter(None, clauses)])
+        case UnionAll():
+            return "\nUNION ALL ".join(_described(branch) for branch in node.branches)
+        case Aggregate():
+            outputs = ", ".join(f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs)
+            lines = [
+                f"{'DISTINCT' if node.distinct else 'GROUP'} BY ({', '.join(node.keys)}) TO {outputs}",
+                *(f"HAVING {render(node.having)}" for _ in [0] if node.having is not None),
+                *(_call(call) for call in node.calls),
+                f"OVER {_described(node.input)}",
+            ]
+            return "\n".join(lines)
+
+
+def _input(item: Input) -> str:
+    match item.node:
+        case Scan(source=source, columns=columns):
+            return f"{identifier(source.name)}({', '.join(map(identifier, columns))}) AS {item.alias}"
+        case Constant(sql=sql, columns=columns):
+            return f"({sql}) AS {item.alias}({', '.join(columns)})"
+        case UnionAll() as union:
+            return f"({_described(union)}) AS {item.alias}"
+
+
+def _call(call: Call) -> str:
+    marks = [
+        mark
+        for mark, present in (
+            ("foreign", not call.builtin),
+            ("distinct", call.distinct),
+            ("ordered", call.ordered),
+        )
+        if present
+    ]
+    reads = [*call.arguments, *(f"filter {call.filter}" for _ in [0] if call.filter)]
+    return f"{call.name}: {' '.join([*marks, render(call.sql)])} READS ({', '.join(reads)})"
