@@ -1,0 +1,3 @@
+SELECT z."id" AS "id", z."note" AS "note", sum(z.__hw_w)::bigint AS __hw_w FROM (
+SELECT …
+) AS z GROUP BY z."id", z."note" HAVING sum(z.__hw_w) <> 0

@@ -1,0 +1,3 @@
+SELECT sum(z.__hw_w)::bigint AS __hw_w FROM (
+SELECT …
+) AS z HAVING sum(z.__hw_w) <> 0
