@@ -78,7 +78,7 @@ class Definition:
         """Changes when what is computed or stored changes, not when something is renamed."""
         if mode == "differential":
             assert self.plan is not None
-            return fingerprint(self.plan.root)
+            return f"{fingerprint(self.plan.root)} {' '.join(self.plan.stored_columns)}"
         return "; ".join(f"{column.name} {column.type.sql}" for column in self.columns)
 
 
@@ -272,6 +272,11 @@ def _survives_round_trip(connection: Connection, text: str) -> bool:
     return deparsed == text
 
 
+def _declared_scale(typmod: int) -> int | None:
+    """The fractional digits of values of a numeric type; a negative scale rounds and shows none."""
+    return None if typmod == -1 else max(0, (((typmod - 4) & 0x7FF) ^ 0x400) - 0x400)
+
+
 class _Types:
     """What the server knows about columns, with what it must be asked for each type remembered."""
 
@@ -321,7 +326,7 @@ class _Types:
             exact=(base_oid in EXACT_TYPES or category == "e") and deterministic,
             integer=base_oid in INTEGER_TYPES,
             numeric=base_oid == NUMERIC_TYPE,
-            scaled=base_oid == NUMERIC_TYPE and typmod != -1,
+            scale=_declared_scale(typmod) if base_oid == NUMERIC_TYPE else None,
             floating=base_oid in FLOAT_TYPES,
         )
         if equality is not None:

@@ -99,7 +99,7 @@ EXAMPLES = (
                min(i.price) AS cheapest, max(i.price) AS dearest, avg(i.price) AS average_price
         FROM {SCHEMA}.products AS p JOIN {SCHEMA}.order_items AS i ON i.product_id = p.id
         GROUP BY p.id, p.name, p.category
-        HAVING sum(i.quantity) >= 400
+        HAVING sum(i.quantity) >= 2000
         """,
     ),
     Example(

@@ -6,7 +6,7 @@ replaces it, the group is rescanned. Whatever is not listed here is recomputed f
 
 Numeric has two traps. NaN and the infinities do not subtract: a group whose sum is not finite is rescanned.
 And a result shows as many fractional digits as the longest summand (which also decides how precisely an
-average is divided), so a column without a declared scale keeps a histogram of the scales in its group. The
+average is divided), so an argument whose scale is not fixed keeps a histogram of the scales in its group. The
 histogram is one number, the sum of 10**(12 * scale) over the rows: it adds and subtracts like any sum, and
 its length tells the largest scale present.
 """
@@ -19,6 +19,7 @@ from enum import Enum
 
 from headwater.plan.dialect import identifier
 from headwater.plan.operators import Aggregate, Call, ColumnType
+from headwater.plan.scale import fixed_scale
 
 ROW_COUNT = "__hw_count"
 NON_FINITE = "'{NaN,Infinity,-Infinity}'::numeric[]"
@@ -92,7 +93,7 @@ def algebra_of(aggregate: Aggregate, types: Mapping[str, ColumnType]) -> Algebra
                 assert argument is not None
                 total = state(StateKind.SUM, argument, call.filter)
                 count = state(StateKind.COUNT, argument, call.filter)
-                if not types[argument].integer and not types[argument].scaled:
+                if fixed_scale(aggregate.input, argument) is None:
                     scales = state(StateKind.SCALES, argument, call.filter)
                     total = f"round({total}, {_largest_scale(scales)})"
                 value = _finished(call.function, total, count, types[argument])

@@ -32,7 +32,7 @@ class ColumnType:
     equality: str = "OPERATOR(pg_catalog.=)"  # of its default operator class, for search_path is empty
     integer: bool = False
     numeric: bool = False
-    scaled: bool = False  # numeric with a declared scale
+    scale: int | None = None  # of a numeric that declares one
     floating: bool = False
 
 
