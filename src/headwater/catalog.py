@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import string
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Literal
@@ -81,39 +83,33 @@ def stream_table(connection: Connection, stream_table_id: int) -> StreamTable:
     return found[0]
 
 
+_UNQUOTED = r"[A-Za-z_\x80-\U0010ffff][A-Za-z0-9_$\x80-\U0010ffff]*"
+_QUOTED = r'"(?:[^"\x00]|"")+"'
+_PART = f"(?:{_UNQUOTED}|{_QUOTED})"
+_NAME = re.compile(rf"\s*(?:({_PART})\.)?({_PART})\s*")
+_FOLDED = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+LONGEST_NAME = 63
+
+
 def split_name(name: str) -> tuple[str | None, str]:
     """A name as users write it, schema.table or table, quoted or not, the way PostgreSQL reads it.
 
     >>> split_name('Sales."Per Region"')
     ('sales', 'Per Region')
     """
-    parts: list[str] = []
-    rest = name.strip()
-    while rest:
-        if rest.startswith('"'):
-            end = 1
-            while (end := rest.find('"', end)) != -1 and rest[end : end + 2] == '""':
-                end += 2
-            if end == -1:
-                break
-            part, rest = rest[1:end].replace('""', '"'), rest[end + 1 :]
-        else:
-            head, dot, tail = rest.partition(".")
-            part, rest = head.lower(), dot + tail
-            if not part.replace("_", "a").replace("$", "a").isalnum() or part[0].isdigit():
-                break
-        parts.append(part)
-        if not rest:
-            if part and len(parts) <= 2 and all(len(item.encode()) <= 63 for item in parts):
-                return (parts[0] if len(parts) == 2 else None, parts[-1])
-            break
-        if not rest.startswith(".") or rest == ".":
-            break
-        rest = rest[1:]
-    raise InvalidName(
-        f"{name!r} is not a name of a table",
-        hint="write table or schema.table, quoted where PostgreSQL needs it, at most 63 bytes each",
-    )
+    match = _NAME.fullmatch(name)
+    parts = [_unquoted(part) for part in match.groups() if part is not None] if match else []
+    if not parts or any(len(part.encode()) > LONGEST_NAME for part in parts):
+        raise InvalidName(
+            f"{name!r} is not a name of a table",
+            hint="write table or schema.table, quoted where PostgreSQL needs it, at most 63 bytes each",
+        )
+    return (parts[0] if len(parts) == 2 else None, parts[-1])
+
+
+def _unquoted(part: str) -> str:
+    """The server folds the letters A to Z of an unquoted name, and no others."""
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part.translate(_FOLDED)
 
 
 def find(connection: Connection, name: str) -> StreamTable:

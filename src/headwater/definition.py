@@ -58,7 +58,7 @@ class ReadRelation:
 class Definition:
     """A query as the server understands it, with its plan or the reasons why there is none."""
 
-    oid: int
+    view: str  # SQL name of the definition view
     text: str
     columns: tuple[Column, ...]
     reads: tuple[ReadRelation, ...]
@@ -72,7 +72,8 @@ class Definition:
         if mode == "differential":
             assert self.plan is not None
             return self.plan
-        return RecomputePlan(self.columns, self.text.rstrip().rstrip(";"))
+        # The view is bound to its operators and functions; its text would be looked up again.
+        return RecomputePlan(self.columns, f"SELECT * FROM {self.view}")
 
     def fingerprint(self, mode: str) -> str:
         """Changes when what is computed or stored changes, not when something is renamed."""
@@ -152,9 +153,10 @@ def _read_definition(connection: Connection, view: int) -> Definition:
             builtin_aggregates=frozenset(function.name for function in aggregates if function.builtin),
         ),
     )
-    reasons = [*volatility.reasons(trees, functions), *parsed.reasons]
-    texts = [text, *(item.text for item in views.values())]
-    if not reasons and not all(_survives_round_trip(connection, item) for item in texts):
+    enums = _enums(connection, set().union(*(volatility.io_cast_results(tree) for tree in trees)))
+    reasons = [*volatility.reasons(trees, functions, enums), *parsed.reasons]
+    texts = [(text, view)] + [(views[item.schema, item.name].text, item.oid) for item in plain_views]
+    if not reasons and not all(_survives_round_trip(connection, *item) for item in texts):
         reasons.append("the SQL parser does not keep an expression in it as it is")
     plan = None
     if not reasons:
@@ -164,8 +166,9 @@ def _read_definition(connection: Connection, view: int) -> Definition:
         except psycopg.Error:
             reasons.append("the server does not accept what the SQL parser made of it")
     oids = tuple(item.oid for item in relations)
+    name = str(one(connection, "SELECT %s::oid::regclass::text", (view,))[0])
     return Definition(
-        view, text, outputs, reads, plan, tuple(reasons), oids, _signature(connection, view, oids)
+        name, text, outputs, reads, plan, tuple(reasons), oids, _signature(connection, view, oids)
     )
 
 
@@ -248,7 +251,7 @@ def _relations_read(connection: Connection, view: int) -> list[ReadRelation]:
 def _functions_called(
     connection: Connection, views: Sequence[int]
 ) -> tuple[list[str], list[volatility.Function]]:
-    trees = [row[0] for row in connection.execute(query("definition", "parse_trees"), {"views": list(views)})]
+    trees = [_parse_tree(connection, view) for view in views]
     functions = sorted(set().union(*(volatility.function_oids(tree) for tree in trees)))
     operators = sorted(set().union(*(volatility.operator_oids(tree) for tree in trees)))
     rows = connection.execute(
@@ -257,19 +260,35 @@ def _functions_called(
     return trees, [volatility.Function(*row) for row in rows]
 
 
-def _survives_round_trip(connection: Connection, text: str) -> bool:
-    """Whether the parser's text means the same to the server as the text that was parsed."""
+def _survives_round_trip(connection: Connection, text: str, view: int) -> bool:
+    """Whether the parser's text means the same to the server as the view that was parsed.
+
+    It must be deparsed to the same text, and must call the same functions and operators: those that the text
+    does not name (NULLIF, USING, IS DISTINCT FROM) could be found in another schema when it is parsed again.
+    """
     try:
         with connection.transaction():
             connection.execute(
                 sql.SQL("CREATE TEMP VIEW hw_round_trip AS {}").format(sql.SQL(render(parse(text)))),
             )
-            view = one(connection, "SELECT 'pg_temp.hw_round_trip'::regclass::oid")[0]
-            deparsed = canonical_text(connection, view)
+            again = int(one(connection, "SELECT 'pg_temp.hw_round_trip'::regclass::oid")[0])
+            deparsed = canonical_text(connection, again)
+            calls = [volatility.calls(_parse_tree(connection, item)) for item in (view, again)]
             connection.execute("DROP VIEW pg_temp.hw_round_trip")
     except psycopg.Error:
         return False
-    return deparsed == text
+    return deparsed == text and calls[0] == calls[1]
+
+
+def _enums(connection: Connection, types: set[int]) -> frozenset[int]:
+    rows = connection.execute(
+        "SELECT oid FROM pg_type WHERE oid = ANY (%s::oid[]) AND typtype = 'e'", (sorted(types),)
+    )
+    return frozenset(row[0] for row in rows)
+
+
+def _parse_tree(connection: Connection, view: int) -> str:
+    return str(one(connection, query("definition", "parse_trees"), {"views": [view]})[0])
 
 
 def _declared_scale(typmod: int) -> int | None:

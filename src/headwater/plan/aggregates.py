@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from sqlglot import exp
+
 from headwater.plan.dialect import identifier
 from headwater.plan.operators import Aggregate, Call, ColumnType
 from headwater.plan.scale import fixed_scale
@@ -119,7 +121,7 @@ def obstacle(call: Call, types: Mapping[str, ColumnType]) -> str | None:
             return f"{call.function} over {kind.sql} has no state that deltas can be added to"
     if call.function in ("min", "max") and not call.arguments:
         return f"{call.function} of a constant has no column to look at"
-    if call.function == "count" and not call.arguments and "*" not in call.sql.sql():
+    if call.function == "count" and not call.arguments and call.sql.find(exp.Star) is None:
         return "count of a constant has no column to look at"
     return None
 

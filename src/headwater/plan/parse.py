@@ -92,6 +92,12 @@ def parse_query(text: str, columns: tuple[str, ...], relations: Relations) -> Pa
         )
     except Unsupported as error:
         return Parsed(None, (str(error),))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        # The trees have hundreds of kinds of nodes. One put together in a way that is not thought of here must
+        # not keep a query from being recomputed.
+        return Parsed(
+            None, (f"the SQL parser's tree of it is not understood ({type(error).__name__}: {error})",)
+        )
 
 
 @dataclass
@@ -252,7 +258,7 @@ class _Builder:
 
     def _table(self, item: exp.Table, environment: Environment, block: _Block) -> _Relation:
         if not isinstance(item.this, exp.Identifier):
-            raise Unsupported(f"the function {render(item.this)} in FROM has no delta rule yet")
+            raise Unsupported(f"{render(item)} in FROM has no delta rule yet")
         if not item.db and item.name in environment:
             tree, names, inner = environment[item.name]
             node = self._body(self.query(tree, inner), "in a common table expression")
@@ -276,24 +282,28 @@ class _Builder:
         """A subquery in FROM: a plain block is merged into this one, anything else becomes an input."""
         names = names or node.output_names
         if isinstance(node, UnionAll):
-            renamed = _renamed(node, names)
+            # By position, for a subquery may have two columns of one name.
+            unique = tuple(f"u{number + 1}" for number in range(len(names)))
+            renamed = _renamed(node, unique)
             assert isinstance(renamed, UnionAll)
-            return self._input(item, renamed, block, names)
+            return self._input(item, renamed, block, names, unique)
         fresh = {inner.alias: next(self._aliases) for inner in node.inputs}
         block.inputs += [Input(fresh[inner.alias], inner.node) for inner in node.inputs]
         block.predicates += [_realiased(predicate, fresh) for predicate in node.predicates]
-        columns = {
-            name: _realiased(output.expression, fresh)
-            for name, output in zip(names, node.outputs, strict=False)
-        }
-        return _visible(item, columns)
+        return _visible(item, names, [_realiased(output.expression, fresh) for output in node.outputs])
 
     def _input(
-        self, item: exp.Expression, node: Scan | UnionAll, block: _Block, names: tuple[str, ...]
+        self,
+        item: exp.Expression,
+        node: Scan | UnionAll,
+        block: _Block,
+        names: tuple[str, ...],
+        columns: tuple[str, ...] = (),
     ) -> _Relation:
+        """A node as an input of its own, whose columns are seen under these names."""
         alias = next(self._aliases)
         block.inputs.append(Input(alias, node))
-        return _visible(item, {name: exp.column(name, alias, quoted=True) for name in names})
+        return _visible(item, names, [exp.column(name, alias, quoted=True) for name in columns or names])
 
     # expressions
 
@@ -324,7 +334,7 @@ class _Builder:
         """The aggregate calls in an expression, each with its FILTER, WITHIN GROUP and schema."""
         calls = []
         for node in tree.find_all(exp.Anonymous):
-            if node.name.lower() in self._relations.aggregates:
+            if node.name in self._relations.aggregates:
                 calls.append(_whole_call(node))
         return calls
 
@@ -334,7 +344,7 @@ class _Builder:
         self, block: _Block, keys: list[exp.Expression], outputs: list[Output], having: exp.Expression | None
     ) -> Aggregate:
         columns = _Lifted()
-        key_names = [columns.name(key, "k") for key in keys]
+        key_names = list(dict.fromkeys(columns.name(key, "k") for key in keys))
         calls: dict[str, Call] = {}
 
         def over_groups(tree: exp.Expression) -> exp.Expression:
@@ -357,7 +367,8 @@ class _Builder:
                     node.replace(exp.column(key_names[-1], GROUP, quoted=True))
                     return
                 for child in list(node.iter_expressions()):
-                    if not (isinstance(node, exp.Collate) and child.arg_key == "expression"):
+                    names_collation = isinstance(node, exp.Collate) and child.arg_key == "expression"
+                    if not names_collation and not isinstance(child, exp.DataType):
                         replace(child)
 
             replace(whole.this)
@@ -377,9 +388,9 @@ class _Builder:
             return calls[text]
         lifted = exp.Paren(this=tree.copy())
         anonymous = next(
-            node for node in lifted.find_all(exp.Anonymous) if node.name.lower() in self._relations.aggregates
+            node for node in lifted.find_all(exp.Anonymous) if node.name in self._relations.aggregates
         )
-        name = anonymous.name.lower()
+        name = anonymous.name
         within = lifted.find(exp.WithinGroup)
         condition = lifted.find(exp.Filter)
         slots = [slot for argument in anonymous.expressions for slot in _slots(argument)]
@@ -482,13 +493,12 @@ def _realiased(tree: exp.Expression, aliases: Mapping[str, str]) -> exp.Expressi
     return result
 
 
-def _visible(item: exp.Expression, columns: dict[str, exp.Expression]) -> _Relation:
+def _visible(item: exp.Expression, names: tuple[str, ...], columns: list[exp.Expression]) -> _Relation:
     """The FROM item under its alias, its leading columns renamed where the alias lists names."""
     alias = item.args.get("alias")
     renames = [column.name for column in alias.columns] if alias else []
-    names = list(columns)
-    names[: len(renames)] = renames
-    return _Relation(item.alias_or_name, dict(zip(names, columns.values(), strict=True)))
+    seen = [*renames, *names[len(renames) :]]
+    return _Relation(item.alias_or_name, dict(zip(seen, columns, strict=True)))
 
 
 def _output_name(item: exp.Expression) -> str:

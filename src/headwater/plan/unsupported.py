@@ -56,7 +56,7 @@ UNSUPPORTED: dict[type[exp.Expression], Callable[[exp.Expression], str | None]] 
 
 
 def unsupported_constructs(tree: exp.Expression) -> list[str]:
-    """Every reason found in a query, in the order of the text, without repetition."""
+    """Every reason found in a query, each once."""
     reasons: dict[str, None] = {}
     for node in tree.find_all(exp.Expression, bfs=False):
         if isinstance(node, exp.Query) and _is_expression_subquery(node):
@@ -75,4 +75,6 @@ def _is_expression_subquery(node: exp.Query) -> bool:
     parent = node.parent
     while isinstance(parent, exp.Subquery):
         parent = parent.parent
-    return parent is not None and not isinstance(parent, exp.From | exp.Join | exp.CTE | exp.SetOperation)
+    return parent is not None and not isinstance(
+        parent, exp.From | exp.Join | exp.CTE | exp.SetOperation | exp.Lateral
+    )

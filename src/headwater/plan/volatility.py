@@ -10,7 +10,7 @@ zone of its definer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 FIXED_BY_SETTINGS = frozenset(
@@ -34,17 +34,34 @@ FIXED_BY_SETTINGS = frozenset(
     """.split()
 )
 
-# Text is cast to these by their input functions, which take the words 'now' and 'today'.
+# Casts that go through text call the input function of their result type. Those of dates and times take words
+# like 'now', and so does whatever may hold one: ranges, arrays, and any type of a user's own but an enum.
 CLOCK_READING_INPUTS = {
     1082: "date",
     1083: "time",
     1114: "timestamp",
     1184: "timestamp with time zone",
     1266: "time with time zone",
+    1182: "date[]",
+    1183: "time[]",
+    1115: "timestamp[]",
+    1185: "timestamp with time zone[]",
+    1270: "time with time zone[]",
+    3908: "tsrange",
+    3910: "tstzrange",
+    3912: "daterange",
+    3909: "tsrange[]",
+    3911: "tstzrange[]",
+    3913: "daterange[]",
+    4533: "tsmultirange",
+    4534: "tstzmultirange",
+    4535: "datemultirange",
 }
+FIRST_OWN_OID = 16384
 
 _FUNCTION = re.compile(r":(?:funcid|aggfnoid|winfnoid|opfuncid) (\d+)")
 _OPERATOR = re.compile(r":opno (\d+)")
+_CALL = re.compile(r":(funcid|aggfnoid|winfnoid|opno) (\d+)")
 _IO_CAST = re.compile(r"\{COERCEVIAIO ")
 _RESULT_TYPE = re.compile(r":resulttype (\d+) :resultcollid")
 
@@ -69,7 +86,14 @@ def operator_oids(tree: str) -> set[int]:
     return {int(oid) for oid in _OPERATOR.findall(tree)} - {0}
 
 
-def reasons(trees: Iterable[str], functions: Iterable[Function]) -> list[str]:
+def calls(tree: str) -> list[tuple[str, int]]:
+    """Every function and operator that a parse tree calls, in its order."""
+    return [(name, int(oid)) for name, oid in _CALL.findall(tree)]
+
+
+def reasons(
+    trees: Iterable[str], functions: Iterable[Function], enums: frozenset[int] = frozenset()
+) -> list[str]:
     """Why the value of a query is not fixed by the rows it reads."""
     found = []
     for function in sorted(functions, key=lambda function: function.name):
@@ -85,19 +109,17 @@ def reasons(trees: Iterable[str], functions: Iterable[Function]) -> list[str]:
             )
         if ":hasTargetSRFs true" in tree:
             found.append("a set-returning function in the SELECT list has no delta rule yet")
-        for kind in _io_cast_results(tree):
-            if kind in CLOCK_READING_INPUTS:
-                found.append(
-                    f"a cast of text to {CLOCK_READING_INPUTS[kind]} is stable: it takes words like 'now'"
-                )
+        for kind in io_cast_results(tree) - enums:
+            if kind in CLOCK_READING_INPUTS or kind >= FIRST_OWN_OID:
+                name = CLOCK_READING_INPUTS.get(kind, "a type that may hold times")
+                found.append(f"a cast of text to {name} is stable: it takes words like 'now'")
     return list(dict.fromkeys(found))
 
 
-def _io_cast_results(tree: str) -> Iterator[int]:
+def io_cast_results(tree: str) -> set[int]:
     """The result types of casts that go through text; the cast's own type follows its argument."""
-    for match in _IO_CAST.finditer(tree):
-        body = tree[match.start() : _closing_brace(tree, match.start())]
-        yield int(_RESULT_TYPE.findall(body)[-1])
+    bodies = (tree[found.start() : _closing_brace(tree, found.start())] for found in _IO_CAST.finditer(tree))
+    return {int(_RESULT_TYPE.findall(body)[-1]) for body in bodies}
 
 
 def _closing_brace(tree: str, start: int) -> int:
