@@ -157,7 +157,7 @@ def _read_definition(connection: Connection, view: int) -> Definition:
     reasons = [*volatility.reasons(trees, functions, enums), *parsed.reasons]
     texts = [(text, view)] + [(views[item.schema, item.name].text, item.oid) for item in plain_views]
     if not reasons and not all(_survives_round_trip(connection, *item) for item in texts):
-        reasons.append("the SQL parser does not keep an expression in it as it is")
+        reasons.append("parsed again, an expression in it would not mean the same to the server")
     plan = None
     if not reasons:
         try:

@@ -93,7 +93,7 @@ def parse_query(text: str, columns: tuple[str, ...], relations: Relations) -> Pa
     except Unsupported as error:
         return Parsed(None, (str(error),))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        # The trees have hundreds of kinds of nodes. One put together in a way that is not thought of here must
+        # The trees have hundreds of kinds of nodes. One put together in a way not thought of here must
         # not keep a query from being recomputed.
         return Parsed(
             None, (f"the SQL parser's tree of it is not understood ({type(error).__name__}: {error})",)
