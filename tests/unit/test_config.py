@@ -89,6 +89,7 @@ def test_a_malformed_setting_that_a_stronger_layer_hides_does_no_harm() -> None:
     ("name", "text", "value"),
     [
         ("max_buffer_rows", "1_000", 1000),
+        ("lock_attempts", "1", 1),
         ("max_buffer_rows", " 7 ", 7),
         ("headwater.max_buffer_rows", "7", 7),
         ("history_retention", " 3d ", "3d"),
