@@ -33,7 +33,10 @@ def parse_duration(text: str) -> timedelta:
             f"{text!r} is not a duration",
             hint="write a number and a unit, for example 500ms, 1s, 5m, 1h or 1d",
         )
-    duration = float(match.group(1)) * _UNITS[match.group(2)]
+    try:
+        duration = float(match.group(1)) * _UNITS[match.group(2)]
+    except OverflowError:
+        raise InvalidSetting(f"{text!r} is too long a duration", hint="use at most some years") from None
     if duration <= timedelta(0):
         raise InvalidSetting(f"{text!r} is not longer than zero", hint="use at least 1ms")
     return duration

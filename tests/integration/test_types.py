@@ -192,3 +192,36 @@ def test_a_collation_decides_what_is_equal(hw: Headwater, conn: Connection) -> N
         assert refresh(hw, "rows").action == "delta"
         assert hw.refresh("groups")[-1].action == "delta"
         assert_equal(hw, "groups")
+
+
+@pytest.mark.parametrize(
+    ("query", "mode"),
+    [
+        ("SELECT k, nullif(k, j) AS n FROM c1", "full"),
+        ("SELECT k, k IS DISTINCT FROM j AS n FROM c1", "full"),
+        ("SELECT c1.k, c2.x FROM c1 JOIN c2 USING (k)", "full"),
+        ("SELECT k, CASE k WHEN j THEN 1 ELSE 2 END AS n FROM c1", "full"),
+        ("SELECT c1.k, c2.x FROM c1 JOIN c2 ON c1.k = c2.k", "differential"),
+        ("SELECT k, count(*) AS n FROM c1 GROUP BY k", "differential"),
+        ("SELECT DISTINCT k FROM c1", "differential"),
+        ("SELECT k = j AS same, max(k) AS top FROM c1 GROUP BY k = j", "differential"),
+    ],
+)
+def test_operators_of_an_extension_keep_their_meaning(
+    hw: Headwater, conn: Connection, query: str, mode: str
+) -> None:
+    """What names no operator (NULLIF, USING) would find another one without the user's search_path."""
+    try:
+        conn.execute("CREATE EXTENSION citext")
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("this server has no citext")
+    conn.execute("CREATE TABLE c1 (k citext, j citext)")
+    conn.execute("CREATE TABLE c2 (k citext, x int)")
+    conn.execute("INSERT INTO c1 VALUES ('A', 'a'), ('b', 'c'), (NULL, 'd')")
+    conn.execute("INSERT INTO c2 VALUES ('a', 1), ('B', 2)")
+    assert hw.create("st", query).mode == mode
+    assert_equal(hw, "st")
+    conn.execute("INSERT INTO c1 VALUES ('a', 'A'), ('B', 'b')")
+    conn.execute("UPDATE c2 SET k = 'b' WHERE x = 1")
+    hw.refresh("st")
+    assert_equal(hw, "st")

@@ -93,10 +93,9 @@ def test_writers_and_refreshers_at_once(dsn: str, conn: psycopg.Connection) -> N
         writing = threading.Event()
         writing.set()
         problems: list[str] = []
-        left = threading.Semaphore(0)
+        finished: list[int] = []
         writers = [
-            threading.Thread(target=write, args=(dsn, seed + number, left.release))
-            for number in range(WRITERS)
+            threading.Thread(target=write, args=(dsn, seed + number, finished)) for number in range(WRITERS)
         ]
         refreshers = [
             threading.Thread(target=refresh, args=(dsn, seed - number, writing, problems))

@@ -71,7 +71,6 @@ def test_no_time_at_all(text: str) -> None:
         parse_duration(text)
 
 
-@pytest.mark.xfail(raises=OverflowError, reason="more days than a timedelta holds")
 @pytest.mark.parametrize("text", ["9999999999d", "1" * 400 + "s"])
 def test_a_duration_beyond_all_bounds(text: str) -> None:
     with pytest.raises(InvalidSetting):
