@@ -105,8 +105,10 @@ class Lifecycle:
             )
         except (Exception, KeyboardInterrupt) as error:
             if not self._connection.closed:
-                self._remove(stream_table_id, cascade=False)
-                self._unlock_creator(stream_table_id)
+                try:
+                    self._remove(stream_table_id, cascade=False)
+                finally:
+                    self._unlock_creator(stream_table_id)
             if isinstance(error, psycopg.Error):
                 raise translated(
                     error, f"create {label}: loading failed, nothing was kept", InvalidQuery

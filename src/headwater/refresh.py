@@ -69,6 +69,7 @@ class _Choice:
     release: bool = False  # nothing to do, but moving the frontier lets consumed change rows go
 
 
+DATA_EXCEPTION = "22"
 RETRYABLE = SERIALIZATION_FAILURES | {LOCK_NOT_AVAILABLE}
 HISTORY_CLEANING_INTERVAL = 256
 """Old history is looked for once in so many refreshes."""
@@ -81,6 +82,16 @@ class _Failed(Exception):
         super().__init__(str(error))
         self.stream_table = stream_table
         self.error = error
+
+    @property
+    def remedied_by_recomputing(self) -> str | None:
+        """The reason to recompute, if that can help."""
+        if isinstance(self.error, DriftDetected):
+            return f"{self.error.message}: {self.error.detail}"
+        if (getattr(self.error.__cause__, "sqlstate", None) or "").startswith(DATA_EXCEPTION):
+            # A term may join a new row with an old one that were never there together, and divide by zero.
+            return f"its delta met an error that the query itself need not meet: {self.error.message}"
+        return None
 
 
 class Refresher:
@@ -110,9 +121,8 @@ class Refresher:
                 )
                 break
             except _Failed as failed:
-                if isinstance(failed.error, DriftDetected) and failed.stream_table.rebuild_reason is None:
-                    # Recorded as what it was; recomputing is the remedy.
-                    reason = f"{failed.error.message}: {failed.error.detail}"
+                reason = failed.remedied_by_recomputing
+                if reason is not None and failed.stream_table.rebuild_reason is None:
                     self._mark_for_rebuild(failed.stream_table.id, reason)
                     continue
                 self._record_failure(failed, started)
