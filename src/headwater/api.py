@@ -15,7 +15,7 @@ from headwater.db.connection import Connection
 from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
 from headwater.definition import DefinitionReader
-from headwater.errors import AlreadyExists, NotFound
+from headwater.errors import AlreadyExists, ConnectionFailed, NotFound
 from headwater.explain import Explanation, explain
 from headwater.history import HistoryEntry, Outcome
 from headwater.lifecycle import Lifecycle, Options
@@ -98,7 +98,10 @@ class Headwater:
             if not if_not_exists:
                 raise
             try:
-                return catalog.find(self._connection, name)
+                found = catalog.find(self._connection, name)
+                if found.status == "initializing":
+                    raise error
+                return found
             except NotFound:  # something else has the name
                 raise error from None
 
@@ -169,7 +172,7 @@ class Headwater:
         if settings != self._applied:
             for name, value in (
                 ("lock_timeout", f"{settings.lock_timeout_ms}ms"),
-                ("statement_timeout", settings.statement_timeout),
+                ("statement_timeout", f"{config.milliseconds(settings.statement_timeout)}ms"),
             ):
                 self._connection.execute("SELECT set_config(%s, %s, false)", (name, value))
             self._applied = settings
@@ -199,4 +202,7 @@ class Headwater:
 
 def connect(dsn: str | None = None, **settings: str) -> Headwater:
     """Connects to a database; without a DSN, to the one in the environment variable HEADWATER_DSN."""
-    return Headwater(dsn or os.environ.get("HEADWATER_DSN", ""), settings)
+    chosen = dsn or os.environ.get("HEADWATER_DSN")
+    if not chosen:
+        raise ConnectionFailed("no database was given", hint="pass a DSN, or set HEADWATER_DSN")
+    return Headwater(chosen, {name: str(value) for name, value in settings.items()})

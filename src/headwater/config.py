@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from typing import Any
 
 from headwater.clock import parse_duration
@@ -42,16 +43,21 @@ class Setting:
 class _Rule:
     description: str
     minimum: int | None = None
+    maximum: int = 2**31 - 1
     duration: bool = False
     zero_is_off: bool = False
 
 
 RULES: dict[str, _Rule] = {
     "max_buffer_rows": _Rule(
-        "a change table with more rows than this for one stream table makes it recompute instead", minimum=1
+        "a change table with more rows than this for one stream table makes it recompute instead",
+        minimum=1,
+        maximum=2**62,
     ),
     "lock_timeout_ms": _Rule("how long a statement of ours waits for a lock on a user's table", minimum=1),
-    "lock_attempts": _Rule("how often an operation that could not get its locks is tried", minimum=1),
+    "lock_attempts": _Rule(
+        "how often an operation that could not get its locks is tried", minimum=1, maximum=1000
+    ),
     "statement_timeout": _Rule(
         "longest time for one statement of a refresh, 0ms for no limit", duration=True, zero_is_off=True
     ),
@@ -73,7 +79,8 @@ def checked(name: str, text: str) -> Any:
     if rule.duration:
         if not (rule.zero_is_off and text.strip() in ("0", "0ms", "0s")):
             try:
-                parse_duration(text)
+                if parse_duration(text) > timedelta(milliseconds=rule.maximum):
+                    raise InvalidSetting(f"{text!r} is too long", hint="use at most 24d")
             except InvalidSetting as error:
                 raise InvalidSetting(f"setting {bare}: {error.message}", hint=error.hint) from error
             return text.strip()
@@ -86,7 +93,14 @@ def checked(name: str, text: str) -> Any:
         ) from None
     if rule.minimum is not None and value < rule.minimum:
         raise InvalidSetting(f"setting {bare}: {value} is below {rule.minimum}", hint=rule.description)
+    if value > rule.maximum:
+        raise InvalidSetting(f"setting {bare}: {value} is above {rule.maximum}", hint=rule.description)
     return value
+
+
+def milliseconds(duration: str) -> int:
+    """A checked duration for the server, which has other units."""
+    return 0 if duration == "0ms" else max(1, round(parse_duration(duration) / timedelta(milliseconds=1)))
 
 
 def resolve(*layers: tuple[str, Mapping[str, str]]) -> tuple[Settings, list[Setting]]:

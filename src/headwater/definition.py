@@ -6,6 +6,7 @@ and whether the parser kept the query's meaning from the server's own deparsing 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,8 @@ DEFINITIONS = "headwater_defs"
 # Types whose equality is identity. For the others equal values can differ: 1.0 and 1.00, 0 and -0.
 EXACT_TYPES = frozenset(
     {16, 17, 18, 19, 20, 21, 23, 25, 26, 650, 829, 869, 1043, 1082, 1083, 1114, 1184, 2950, 3220, 5069}
+    # reg*: object ids, whose texts follow renames
+    | {24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191}
 )
 INTEGER_TYPES = frozenset({20, 21, 23})
 FLOAT_TYPES = frozenset({700, 701})
@@ -64,8 +67,13 @@ class Definition:
     reads: tuple[ReadRelation, ...]
     plan: IncrementalPlan | None
     reasons: tuple[str, ...]
+    code: str  # a digest of the functions of users' own that it calls
     relations: tuple[int, ...]  # all that it reads, plain views included
     signature: str
+
+    def mode_for(self, mode: str) -> str:
+        """The mode, or full if the definition has come to allow no other."""
+        return mode if self.plan is not None else "full"
 
     def maintenance(self, mode: str) -> MaintenancePlan:
         """The plan that a mode uses: the incremental one, or recomputing through the view itself."""
@@ -79,7 +87,7 @@ class Definition:
         """Changes when what is computed or stored changes, not when something is renamed."""
         if mode == "differential":
             assert self.plan is not None
-            return f"{fingerprint(self.plan.root)} {' '.join(self.plan.stored_columns)}"
+            return f"{fingerprint(self.plan.root)} {' '.join(self.plan.stored_columns)} {self.code}"
         return "; ".join(f"{column.name} {column.type.sql}" for column in self.columns)
 
 
@@ -168,7 +176,15 @@ def _read_definition(connection: Connection, view: int) -> Definition:
     oids = tuple(item.oid for item in relations)
     name = str(one(connection, "SELECT %s::oid::regclass::text", (view,))[0])
     return Definition(
-        name, text, outputs, reads, plan, tuple(reasons), oids, _signature(connection, view, oids)
+        name,
+        text,
+        outputs,
+        reads,
+        plan,
+        tuple(reasons),
+        _digest(functions),
+        oids,
+        _signature(connection, view, oids),
     )
 
 
@@ -190,11 +206,15 @@ def _source(item: ReadRelation, columns: list[SourceColumn]) -> Source:
 def _plan(types: _Types, parsed: Parsed, outputs: tuple[Column, ...]) -> IncrementalPlan:
     root = parsed.root
     assert root is not None
-    if not isinstance(root, Aggregate):
-        return BagPlan(outputs, now_sql(root), root)
-    rows = types.columns_of_query(now_sql(root.input))
-    algebra = algebra_of(root, {column.name: column.type for column in rows})
-    return GroupPlan(root, rows, outputs, algebra)
+    plan: IncrementalPlan
+    if isinstance(root, Aggregate):
+        rows = types.columns_of_query(now_sql(root.input))
+        algebra = algebra_of(root, {column.name: column.type for column in rows})
+        plan = GroupPlan(root, rows, outputs, algebra)
+    else:
+        plan = BagPlan(outputs, now_sql(root), root)
+    types.columns_of_query(plan.full_sql())  # for the server's word that it is valid
+    return plan
 
 
 def _relations_read(connection: Connection, view: int) -> list[ReadRelation]:
@@ -209,6 +229,7 @@ def _relations_read(connection: Connection, view: int) -> list[ReadRelation]:
             persistence,
             stream_table_id,
             children,
+            parents,
             partition,
             secured,
             system,
@@ -220,6 +241,8 @@ def _relations_read(connection: Connection, view: int) -> list[ReadRelation]:
             obstacle = f"{label} is partitioned, and changes of partitions are not captured yet"
         elif kind == "r" and children:
             obstacle = f"{label} has inheritance children, whose changes are not captured"
+        elif kind == "r" and parents:
+            obstacle = f"{label} inherits from a table, and writes through that one are not captured"
         elif kind == "f":
             obstacle = f"{label} is a foreign table: this server does not see its changes"
         elif kind == "m":
@@ -280,6 +303,11 @@ def _survives_round_trip(connection: Connection, text: str, view: int) -> bool:
     return deparsed == text and calls[0] == calls[1]
 
 
+def _digest(functions: Sequence[volatility.Function]) -> str:
+    own = sorted((function.oid, function.code) for function in functions if not function.builtin)
+    return hashlib.sha256(repr(own).encode()).hexdigest()[:16] if own else ""
+
+
 def _enums(connection: Connection, types: set[int]) -> frozenset[int]:
     rows = connection.execute(
         "SELECT oid FROM pg_type WHERE oid = ANY (%s::oid[]) AND typtype = 'e'", (sorted(types),)
@@ -309,10 +337,17 @@ class _Types:
         rows = self._connection.execute(
             query("definition", "columns"), {"relations": list(relations)}
         ).fetchall()
-        for relation, attnum, name, not_null, generated, *type_facts in rows:
+        for relation, attnum, name, not_null, expression, generated, *type_facts in rows:
             kind = self._column_type(*type_facts)
             columns[relation].append(
-                SourceColumn(attnum, name, kind, not_null=not_null, captured=generated != "v")
+                SourceColumn(
+                    attnum,
+                    name,
+                    kind,
+                    not_null=not_null,
+                    captured=generated != "v",
+                    expression=expression,
+                )
             )
         return columns
 

@@ -56,9 +56,10 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
     """Plans a stream table as a refresh would, with every source changed, and writes the statements down."""
     with transaction(connection, rollback=True):
         definition = refresher.read_definition(stream_table)
-        plan = definition.maintenance(stream_table.mode)
+        mode = definition.mode_for(stream_table.mode)
+        plan = definition.maintenance(mode)
         target = refresher.target(stream_table, definition)
-        reasons = list(stream_table.mode_reasons)
+        reasons = list(definition.reasons or stream_table.mode_reasons)
         recorder = Recorder()
         if isinstance(plan, BagPlan | GroupPlan):
             sources = catalog.sources_of(connection, stream_table.id)
@@ -79,7 +80,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
     return Explanation(
         stream_table=stream_table.label,
         requested_mode=stream_table.requested_mode,
-        mode=stream_table.mode,
+        mode=mode,
         engine=PostgresEngine.name,
         engine_reason="asked for" if wanted == "postgres" else "the only engine of this version",
         reasons=tuple(reasons),

@@ -9,6 +9,7 @@ session lock; a row without it was left by a creator that died, and the next one
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import psycopg
 from psycopg import sql
@@ -37,11 +38,13 @@ from headwater.errors import (
     HeadwaterError,
     InvalidName,
     InvalidQuery,
+    InvalidSetting,
     InvalidSource,
     MissingPrivilege,
     NotFound,
 )
 from headwater.history import Outcome
+from headwater.plan.dialect import identifier
 from headwater.plan.maintain import HIDDEN
 from headwater.plan.parse import SYSTEM_COLUMNS
 from headwater.refresh import Refresher, Request
@@ -104,15 +107,12 @@ class Lifecycle:
                 attempts=self._settings.lock_attempts,
             )
         except (Exception, KeyboardInterrupt) as error:
-            if not self._connection.closed:
-                try:
-                    self._remove(stream_table_id, cascade=False)
-                finally:
-                    self._unlock_creator(stream_table_id)
+            left = self._clear_away(stream_table_id, label)
             if isinstance(error, psycopg.Error):
-                raise translated(
-                    error, f"create {label}: loading failed, nothing was kept", InvalidQuery
-                ) from error
+                kept = "" if left else ", nothing was kept"
+                failure = translated(error, f"create {label}: loading failed{kept}", InvalidQuery)
+                failure.hint = left or failure.hint
+                raise failure from error
             raise
         self._unlock_creator(stream_table_id)
         return catalog.stream_table(self._connection, stream_table_id)
@@ -142,6 +142,8 @@ class Lifecycle:
                 definition = self._reader.read(view)
                 self._check_definition(label, definition)
                 mode = effective_mode(label, options.mode, definition)
+                if mode == "differential":
+                    self._check_triggers(label, definition)
                 register(connection, stream_table_id, label, definition, mode)
                 # Protects the change rows after this moment until the load has its own snapshot.
                 connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
@@ -154,12 +156,12 @@ class Lifecycle:
     def _check_free(self, schema: str, table: str) -> None:
         connection = self._connection
         if not one(connection, "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", (schema,))[0]:
-            raise InvalidName(f"there is no schema {schema}", hint=f'CREATE SCHEMA "{schema}"')
+            raise InvalidName(f"there is no schema {schema}", hint=f"CREATE SCHEMA {identifier(schema)}")
         if not one(connection, "SELECT has_schema_privilege(%s, 'CREATE')", (schema,))[0]:
             role = one(connection, "SELECT current_user")[0]
             raise MissingPrivilege(
                 f"role {role} may not create {schema}.{table}: it lacks CREATE on the schema",
-                hint=f'GRANT CREATE ON SCHEMA "{schema}" TO "{role}"',
+                hint=f"GRANT CREATE ON SCHEMA {identifier(schema)} TO {identifier(role)}",
             )
         row = connection.execute(
             "SELECT CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view'"
@@ -225,6 +227,15 @@ class Lifecycle:
                     hint=f"names that start with {HIDDEN} are Headwater's own: give it another alias",
                 )
 
+    def _check_triggers(self, label: str, definition: Definition) -> None:
+        role = self._role()
+        for relation in definition.reads:
+            if relation.kind == "r" and not relation.may_trigger:
+                raise MissingPrivilege(
+                    f"create {label}: role {role} lacks TRIGGER on {relation.label}",
+                    hint=f"GRANT TRIGGER ON {relation.label} TO {identifier(role)}; mode full does without",
+                )
+
     def _load(self, stream_table_id: int) -> None:
         """The second transaction: the first rows, at a snapshot that is the first frontier."""
         connection, phases = self._connection, Phases()
@@ -258,6 +269,19 @@ class Lifecycle:
                     phases=phases.milliseconds,
                 ),
             )
+
+    def _clear_away(self, stream_table_id: int, label: str) -> str:
+        """Removes what the first transaction made; the hint if that fails, which must not hide the cause."""
+        if self._connection.closed:
+            return ""
+        try:
+            self._remove(stream_table_id, cascade=False)
+        except (psycopg.Error, HeadwaterError):
+            return f"what was prepared could not be removed yet: headwater drop {label} does it"
+        finally:
+            if not self._connection.closed:
+                self._unlock_creator(stream_table_id)
+        return ""
 
     def _clear_dead_creation(self, schema: str, table: str) -> None:
         """Removes what a creator left that died between its two transactions."""
@@ -351,7 +375,7 @@ class Lifecycle:
     def _remove(self, stream_table_id: int, *, cascade: bool) -> list[str]:
         return retried(
             lambda: self._remove_once(stream_table_id, cascade=cascade),
-            what="drop",
+            what=f"drop of stream table {stream_table_id}",
             attempts=self._settings.lock_attempts,
         )
 
@@ -406,6 +430,12 @@ class Lifecycle:
 
 
 def _check_options(label: str, options: Options) -> None:
+    for name, value, known in (
+        ("mode", options.mode, get_args(Mode)),
+        ("engine", options.engine, get_args(EngineName)),
+    ):
+        if value not in known:
+            raise InvalidSetting(f"{label}: there is no {name} {value!r}", hint=f"use {', '.join(known)}")
     if options.schedule is not None:
         parse_duration(options.schedule)
     if options.engine == "spark":
@@ -432,13 +462,8 @@ def _check_source(label: str, relation: ReadRelation, role: str) -> None:
             f"create {label}: {relation.label} is a system catalog, whose changes cannot be captured",
             hint="copy what you need into a table of your own",
         )
-    missing = []
     if not relation.may_select:
-        missing.append("SELECT")
-    if relation.kind == "r" and not relation.may_trigger:
-        missing.append("TRIGGER")
-    if missing:
         raise MissingPrivilege(
-            f"create {label}: role {role} lacks {' and '.join(missing)} on {relation.label}",
-            hint=f'GRANT {", ".join(missing)} ON "{relation.schema}"."{relation.name}" TO "{role}"',
+            f"create {label}: role {role} lacks SELECT on {relation.label}",
+            hint=f"GRANT SELECT, TRIGGER ON {relation.label} TO {identifier(role)}",
         )

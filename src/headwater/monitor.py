@@ -23,7 +23,7 @@ class StreamTableStatus:
     """A stream table as `headwater list` and `headwater status` show it."""
 
     stream_table: str
-    status: str
+    status: str  # as in the catalog, or broken: something it needs was dropped
     mode: str
     requested_mode: str
     engine: str
@@ -61,11 +61,17 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
         sources = closure.sources[stream_table.id]
         waiting = sum(waiting_for[member] for member in closure.order)
         action, refreshed_at, milliseconds, age = last[stream_table.id]
-        current = stream_table.mode == "differential" and not waiting and stream_table.rebuild_reason is None
+        gone = [source.label for source in sources if source.schema is None]
+        broken = bool(gone) or (stream_table.relation is None and stream_table.status != "initializing")
+        current = (
+            stream_table.mode == "differential"
+            and stream_table.status == "active"
+            and not (waiting or broken or stream_table.rebuild_reason)
+        )
         found.append(
             StreamTableStatus(
                 stream_table=stream_table.label,
-                status=stream_table.status,
+                status="broken" if broken else stream_table.status,
                 mode=stream_table.mode,
                 requested_mode=stream_table.requested_mode,
                 engine=stream_table.engine,

@@ -42,7 +42,13 @@ from headwater.db.work import Scratch
 from headwater.definition import Definition, DefinitionReader, definition_oid
 from headwater.engine.base import Engine
 from headwater.engine.postgres import PostgresEngine
-from headwater.errors import DriftDetected, EngineUnavailable, HeadwaterError, RefreshFailed
+from headwater.errors import (
+    DriftDetected,
+    EngineUnavailable,
+    HeadwaterError,
+    NotFound,
+    RefreshFailed,
+)
 from headwater.history import Outcome
 from headwater.plan.maintain import BagPlan, GroupPlan, RecomputePlan
 from headwater.plan.operators import referenced_columns
@@ -171,6 +177,10 @@ class Refresher:
     def _refresh_members(self, stream_table_id: int, closure: Closure, request: Request) -> list[Outcome]:
         by_id = {member.id: member for member in catalog.stream_tables(self._connection, list(closure.order))}
         outcomes = []
+        if len(by_id) < len(closure.order):
+            raise NotFound(
+                "a stream table that takes part in this refresh was dropped in the meantime", hint="repeat it"
+            )
         for member in closure.order:
             wanted = request if member == stream_table_id else Request(engine=request.engine)
             try:
@@ -209,7 +219,7 @@ class Refresher:
                 outcome, frontier_moved=choice.release, elapsed=phases.elapsed, phases=phases.milliseconds
             )
         with phases.measure("plan"):
-            connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
+            self._lock(stream_table)
             connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
             definition = self.read_definition(stream_table)
         # The signature tells the temporary tables of different plans apart within a session.
@@ -231,6 +241,12 @@ class Refresher:
             outcome, applied=applied, snapshot=snapshot, elapsed=phases.elapsed, phases=phases.milliseconds
         )
         return replace(outcome, history_id=history.record(connection, outcome))
+
+    def _lock(self, stream_table: StreamTable) -> None:
+        """Waits as long as it takes for another refresh of the stream table, which keeps no user waiting."""
+        self._connection.execute("SET LOCAL lock_timeout = 0")
+        self._connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
+        self._connection.execute(f"SET LOCAL lock_timeout = {self._settings.lock_timeout_ms:d}")
 
     def _choose(self, stream_table: StreamTable, sources: list[CatalogSource], request: Request) -> _Choice:
         if request.full:
@@ -323,9 +339,7 @@ class Refresher:
         self, stream_table: StreamTable, definition: Definition, scratch: Scratch, target: Target
     ) -> Applied:
         """Brings the stored rows to the query's present result, touching only those that differ."""
-        mode = stream_table.mode
-        if mode == "differential" and definition.plan is None:
-            mode = "full"
+        mode = definition.mode_for(stream_table.mode)
         if mode != stream_table.mode or not self._is_current(stream_table, definition):
             return self._replace_storage(stream_table, definition, mode, scratch, target)
         plan = definition.maintenance(mode)
@@ -334,7 +348,10 @@ class Refresher:
             scratch.fill("result", plan.full_sql())
             return apply_groups(scratch, plan, target, affected=None)
         scratch.fill("delta", plan.difference_sql(target.storage))
-        return apply_bag(scratch, plan, target)
+        try:
+            return apply_bag(scratch, plan, target)
+        except DriftDetected:  # the stored hashes are of texts that were changed since, as by a renamed label
+            return self._replace_storage(stream_table, definition, mode, scratch, target)
 
     def _replace_storage(
         self, stream_table: StreamTable, definition: Definition, mode: str, scratch: Scratch, target: Target
@@ -401,6 +418,11 @@ class Refresher:
 
 
 def _check_intact(stream_table: StreamTable, sources: list[CatalogSource]) -> None:
+    if stream_table.status == "initializing":
+        raise RefreshFailed(
+            f"{stream_table.label} is being created, or its creation was interrupted",
+            hint="wait for it to finish, or create it again",
+        )
     gone = [source.label for source in sources if source.schema is None]
     if gone or stream_table.relation is None:
         what = f"{', '.join(gone)}, which it reads," if gone else "the view that shows it"

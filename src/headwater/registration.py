@@ -114,15 +114,15 @@ def register_anew(
 
 def bring_up_to_date(connection: Connection, reader: DefinitionReader, members: list[StreamTable]) -> None:
     """Adopts changed definitions and repairs broken capture, so that a refresh can trust both."""
-    by_id = {member.id: member for member in members}
-    for kind, number in connection.execute(query("catalog", "outdated"), {"ids": sorted(by_id)}).fetchall():
+    ids = sorted(member.id for member in members)
+    for kind, number in connection.execute(query("catalog", "outdated"), {"ids": ids}).fetchall():
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
             if kind == "capture":
                 reinstall(connection, number)
             else:
                 connection.execute(query("catalog", "lock_stream_table"), {"id": number})
-                _adopt(connection, reader, by_id[number])
+                _adopt(connection, reader, catalog.stream_table(connection, number))
 
 
 def _adopt(connection: Connection, reader: DefinitionReader, stream_table: StreamTable) -> None:

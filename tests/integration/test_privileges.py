@@ -127,8 +127,8 @@ def test_check_tells_a_role_that_does_not_own_the_schemas(
     role, dsn = new_role()
     with headwater.connect(dsn) as other:
         remedies = [check.remedy for check in other.check() if not check.ok]
-    for schema in SCHEMAS:
-        assert f"ALTER SCHEMA {schema} OWNER TO {role}" in remedies
+    owner = conn.execute("SELECT quote_ident(current_user)").fetchone()
+    assert remedies.count(f"GRANT {owner and owner[0]} TO {role}") == len(SCHEMAS)
     assert all(check.ok for check in hw.check())
 
 

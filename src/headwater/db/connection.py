@@ -26,6 +26,11 @@ PINNED_SETTINGS = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "xmlbinary": "base64",
+    "xmloption": "content",
+    # Values go through text and back: an array's NULL must not become the word.
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
+    "transform_null_equals": "off",
     "quote_all_identifiers": "off",
     # Compiling costs more than a delta takes to run.
     "jit": "off",
@@ -69,7 +74,7 @@ def transaction(
         yield
 
 
-def retried(attempt: Callable[[], Result], *, what: str, attempts: int = 5) -> Result:
+def retried(attempt: Callable[[], Result], *, what: str, attempts: int) -> Result:
     """Runs a transaction again when it lost a race: a serialization failure, a deadlock, a lock timeout."""
     for number in range(1, attempts + 1):
         try:
@@ -85,7 +90,7 @@ def retried(attempt: Callable[[], Result], *, what: str, attempts: int = 5) -> R
                         hint="look for long transactions in pg_stat_activity, then repeat the command",
                     ) from error
                 raise
-            time.sleep(random.uniform(0, 0.05 * 2**number))
+            time.sleep(random.uniform(0, min(2.0, 0.05 * 2 ** min(number, 6))))
     raise AssertionError("unreachable")
 
 

@@ -93,6 +93,8 @@ def migrate(connection: Connection, steps: list[Migration] | None = None) -> lis
                 error, f"migration {migration.version} ({migration.name})", HeadwaterError
             ) from error
         applied.append(migration.version)
+    if steps is None:
+        require_current(connection)
     return applied
 
 

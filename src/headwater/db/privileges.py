@@ -33,12 +33,17 @@ def check(connection: Connection) -> list[Check]:
     ]
     for schema in SCHEMAS:
         if schema in existing:
-            owned = one(
+            owned, owner, installed = one(
                 connection,
-                "SELECT pg_has_role(nspowner, 'USAGE') FROM pg_namespace WHERE nspname = %s",
+                "SELECT pg_has_role(nspowner, 'USAGE'), quote_ident(pg_get_userbyid(nspowner)),"
+                " EXISTS (SELECT FROM pg_class c WHERE c.relname = 'migration'"
+                " AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'headwater'))"
+                " FROM pg_namespace n WHERE nspname = %s",
                 (schema,),
-            )[0]
-            checks.append(_check(f"owns schema {schema}", owned, f"ALTER SCHEMA {schema} OWNER TO {role}"))
+            )
+            # What is installed belongs to its owner with all its tables; empty schemas can be handed over.
+            remedy = f"GRANT {owner} TO {role}" if installed else f"ALTER SCHEMA {schema} OWNER TO {role}"
+            checks.append(_check(f"owns schema {schema}", owned, remedy))
     for privilege, purpose in (("CREATE", "to create its schemas"), ("TEMP", "for the steps of a refresh")):
         if privilege == "CREATE" and len(existing) == len(SCHEMAS):
             continue

@@ -120,6 +120,7 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
     (SELECT pg_catalog.string_agg(
                 pg_catalog.concat_ws(' ', c.oid, n.nspname, c.relname, c.relkind, c.relhassubclass, c.relispartition,
                                      pg_catalog.row_security_active(c.oid),
+                                     EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhrelid = c.oid),
                                      CASE c.relkind WHEN 'v' THEN pg_catalog.pg_get_viewdef(c.oid) END),
                 E'\n' ORDER BY c.oid)
      FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -129,7 +130,22 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
                                      attgenerated),
                 E'\n' ORDER BY attrelid, attnum)
      FROM pg_catalog.pg_attribute
-     WHERE attrelid = ANY (definition || relations) AND attnum > 0 AND NOT attisdropped)))
+     WHERE attrelid = ANY (definition || relations) AND attnum > 0 AND NOT attisdropped),
+    (SELECT pg_catalog.string_agg(
+                pg_catalog.concat_ws(' ', adrelid, adnum, pg_catalog.pg_get_expr(adbin, adrelid)),
+                E'\n' ORDER BY adrelid, adnum)
+     FROM pg_catalog.pg_attrdef JOIN pg_catalog.pg_attribute a ON a.attrelid = adrelid AND a.attnum = adnum
+     WHERE adrelid = ANY (relations) AND a.attgenerated <> ''),
+    -- functions of users' own (16384 is the first oid that is not PostgreSQL's) that the queries call
+    (SELECT pg_catalog.string_agg(
+                pg_catalog.concat_ws(' ', p.oid, p.provolatile, p.prosrc, p.probin, p.prosqlbody),
+                E'\n' ORDER BY p.oid)
+     FROM pg_catalog.pg_proc p
+     WHERE p.oid >= 16384 AND p.oid IN (
+         SELECT found[1]::pg_catalog.oid
+         FROM pg_catalog.pg_rewrite r,
+              pg_catalog.regexp_matches(r.ev_action::pg_catalog.text, ':(?:funcid|aggfnoid|opfuncid) (\d+)', 'g') m(found)
+         WHERE r.ev_class = ANY (definition || relations)))))
 $$;
 
 CREATE FUNCTION headwater.refuse_write() RETURNS trigger LANGUAGE plpgsql AS $$

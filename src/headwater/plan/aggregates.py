@@ -190,7 +190,8 @@ def over_delta(state: State, weight: str) -> tuple[str, ...]:
         case _:
             term = f"d.{weight}"
             if argument:
-                conditions.append(f"{argument} IS NOT NULL")
+                # Unlike IS NOT NULL, true of a composite value that has a NULL in it.
+                conditions.append(f"{argument} IS DISTINCT FROM NULL")
     where = f" FILTER (WHERE {' AND '.join(conditions)})" if conditions else ""
     kind = "bigint" if state.kind in (StateKind.ROWS, StateKind.COUNT) else "numeric"
     return (f"coalesce(sum({term}){where}, 0)::{kind}",)

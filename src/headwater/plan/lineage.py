@@ -76,7 +76,8 @@ def _described(node: Root | Scan | Constant) -> str:
     match node:
         case Scan():
             columns = (node.source.column(name) for name in node.columns)
-            return f"scan({node.source.relation}: {', '.join(f'{c.attnum} {c.type.sql}' for c in columns)})"
+            listed = [f"{column.attnum} {column.type.sql} {column.expression}" for column in columns]
+            return f"scan({node.source.relation}: {', '.join(listed)})"
         case Constant():
             return f"constant({node.sql})"
         case UnionAll():

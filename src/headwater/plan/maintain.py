@@ -290,7 +290,9 @@ class GroupPlan:
         if self.algebra:
             finals = [f"{sql} AS {identifier(name)}" for name, sql in self.algebra.finals]
             groups = f"SELECT {', '.join(['s.*', *finals])} FROM (\n{groups}\n) AS s"
-        columns = [f"{render(out.expression)} AS {identifier(out.name)}" for out in self.aggregate.outputs]
+        columns = [
+            f"{self._shown_only(out.expression)} AS {identifier(out.name)}" for out in self.aggregate.outputs
+        ]
         shown = {output.name for output in self.aggregate.outputs}
         columns += [
             f"{GROUP}.{identifier(key)} AS {identifier(stored)}"
@@ -301,10 +303,18 @@ class GroupPlan:
             columns += [f"{GROUP}.{identifier(state.name)}" for state in self.algebra.states]
         having = f"({render(self.aggregate.having)})" if self.aggregate.having is not None else ""
         if self.hides_groups:
-            columns.append(f"{having} IS TRUE AS {VISIBLE}")
+            columns.append(f"{GROUP}.{VISIBLE}")
+            groups = f"SELECT {GROUP}.*, {having} IS TRUE AS {VISIBLE} FROM (\n{groups}\n) AS {GROUP}"
         columns.append(f"{self._key_hash(GROUP)} AS {HASH}")
         condition = f" WHERE {having}" if having and not self.hides_groups else ""
         return f"SELECT {', '.join(columns)} FROM (\n{groups}\n) AS {GROUP}{condition}"
+
+    def _shown_only(self, expression: exp.Expression) -> str:
+        """An output, not evaluated for a group that HAVING excludes: there it may divide by zero."""
+        sql = render(expression)
+        if not self.hides_groups or isinstance(expression, exp.Column):
+            return sql
+        return f"CASE WHEN {GROUP}.{VISIBLE} THEN {sql} END"
 
     def _never_null(self, name: str) -> bool:
         """A key that is a NOT NULL column of a source in every branch of the input."""

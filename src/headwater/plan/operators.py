@@ -45,6 +45,7 @@ class SourceColumn:
     type: ColumnType
     not_null: bool = False
     captured: bool = True  # a virtual generated column is not in a trigger's transition table
+    expression: str = ""  # of a generated column
 
     @property
     def change_column(self) -> str:

@@ -81,6 +81,8 @@ def parse_query(text: str, columns: tuple[str, ...], relations: Relations) -> Pa
         root = _prune(_renamed(_Builder(relations).query(tree, {}), columns))
         for scan in scans(root):
             for name in scan.columns:
+                if name.startswith("__hw_"):
+                    raise Unsupported(f"the name of {scan.source.label}.{name} is one of Headwater's own")
                 if not scan.source.column(name).captured:
                     raise Unsupported(
                         f"{scan.source.label}.{name} is a virtual generated column, which triggers do not see"

@@ -153,7 +153,11 @@ def consolidated_sql(weighted: str, columns: Sequence[Column]) -> str:
 
 def identity(reference: str, kind: ColumnType) -> str:
     """An expression that is equal for two values only if they are indistinguishable."""
-    return reference if kind.exact else f'{reference}::text COLLATE "C"'
+    if kind.exact:
+        return reference
+    # The cast of bpchar to text drops blanks at the end; its output function does not.
+    text = f"textin(bpcharout({reference}))" if kind.base == "bpchar" else f"{reference}::text"
+    return f'{text} COLLATE "C"'
 
 
 def restored(text: str, kind: ColumnType) -> str:
@@ -167,7 +171,10 @@ def hash_sql(references: Sequence[str]) -> str:
 
 
 def hashable(reference: str, kind: ColumnType) -> str:
-    return reference if kind.hashable else f"{reference}::text"
+    """A key's part in the hash: equal keys must hash alike, so a coarse equality without a hash has none."""
+    if kind.hashable:
+        return reference
+    return f"{reference}::text" if kind.exact else "0"
 
 
 # Blocks

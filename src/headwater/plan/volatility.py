@@ -76,6 +76,7 @@ class Function:
     volatility: str  # i, s or v
     kind: str  # f, a (aggregate) or w (window)
     builtin: bool
+    code: str = ""  # a digest of its body
 
 
 def function_oids(tree: str) -> set[int]:

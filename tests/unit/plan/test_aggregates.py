@@ -187,7 +187,7 @@ def test_a_state_over_rows() -> None:
 def test_a_state_over_weighted_rows() -> None:
     assert over_delta(State(ROW_COUNT, StateKind.ROWS), "w") == ("coalesce(sum(d.w), 0)::bigint",)
     assert over_delta(COUNT, "w") == (
-        'coalesce(sum(d.w) FILTER (WHERE d."a2" AND d."a1" IS NOT NULL), 0)::bigint',
+        'coalesce(sum(d.w) FILTER (WHERE d."a2" AND d."a1" IS DISTINCT FROM NULL), 0)::bigint',
     )
     assert over_delta(STARS, "w") == ('coalesce(sum(d.w) FILTER (WHERE d."a2"), 0)::bigint',)
     assert over_delta(SUM, "w") == ('coalesce(sum(d.w * d."a1"), 0)::numeric',)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,7 +188,8 @@ def test_hashes() -> None:
     assert hash_sql([]) == "0::bigint"
     assert hash_sql(["a", "b"]) == "hash_record_extended(ROW(a, b), 0)"
     assert hashable("a", BOOLEAN) == "a"
-    assert hashable("a", JSON) == "a::text"
+    assert hashable("a", JSON) == "0"
+    assert hashable("a", replace(JSON, exact=True)) == "a::text"
 
 
 def test_names_are_quoted_wherever_they_stand() -> None:

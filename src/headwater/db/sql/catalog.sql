@@ -22,7 +22,7 @@ LEFT JOIN unnest(%(path)s::text[]) WITH ORDINALITY p(schema_name, position)
 WHERE coalesce(c.relname, st.table_name) = %(name)s
   AND (coalesce(n.nspname, st.schema_name) = %(schema)s
        OR %(schema)s::text IS NULL AND p.position IS NOT NULL)
-ORDER BY p.position NULLS LAST, st.id LIMIT 1
+ORDER BY p.position NULLS LAST, c.oid IS NULL, st.id LIMIT 1
 
 -- name: insert_stream_table
 -- A new stream table, not yet loaded.

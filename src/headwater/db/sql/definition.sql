@@ -20,7 +20,7 @@ WITH RECURSIVE reads(reader, relation) AS (
     WHERE NOT EXISTS (SELECT FROM headwater.stream_table st WHERE st.relation = c.oid)
 )
 SELECT c.oid, n.nspname, c.relname, format('%%I.%%I', n.nspname, c.relname), c.relkind::text, c.relpersistence::text, st.id,
-       c.relhassubclass, c.relispartition, row_security_active(c.oid),
+       c.relhassubclass, EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), c.relispartition, row_security_active(c.oid),
        n.nspname IN ('pg_catalog', 'information_schema', 'pg_toast'),
        has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'TRIGGER')
 FROM (SELECT DISTINCT relation FROM reads WHERE relation <> %(view)s::oid) found
@@ -35,7 +35,8 @@ SELECT r.ev_action::text FROM pg_rewrite r WHERE r.ev_class = ANY (%(views)s::oi
 
 -- name: functions
 -- The functions with these oids, and those behind these operators.
-SELECT p.oid, n.nspname, p.proname, p.provolatile::text, p.prokind::text, n.nspname = 'pg_catalog'
+SELECT p.oid, n.nspname, p.proname, p.provolatile::text, p.prokind::text, n.nspname = 'pg_catalog',
+       md5(concat_ws(' ', p.prosrc, p.probin, p.prosqlbody::text))
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE p.oid = ANY (%(functions)s::oid[])
    OR p.oid IN (SELECT oprcode FROM pg_operator WHERE oid = ANY (%(operators)s::oid[]))
@@ -49,7 +50,13 @@ WITH RECURSIVE domain(attrelid, attnum, typid, typmod) AS (
     SELECT d.attrelid, d.attnum, t.typbasetype, CASE WHEN t.typtypmod <> -1 THEN t.typtypmod ELSE d.typmod END
     FROM domain d JOIN pg_type t ON t.oid = d.typid AND t.typtype = 'd'
 )
-SELECT a.attrelid, a.attnum, a.attname, a.attnotnull, a.attgenerated::text,
+SELECT a.attrelid, a.attnum, a.attname,
+       -- since 18 a constraint may be there and not be validated
+       a.attnotnull AND NOT EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = a.attrelid
+           AND k.contype = 'n' AND k.conkey[1] = a.attnum AND NOT k.convalidated),
+       coalesce((SELECT pg_get_expr(e.adbin, e.adrelid) FROM pg_attrdef e
+                 WHERE e.adrelid = a.attrelid AND e.adnum = a.attnum AND a.attgenerated <> ''), ''),
+       a.attgenerated::text,
        format_type(a.atttypid, a.atttypmod), b.typid, format_type(b.typid, b.typmod), b.typmod,
        t.typtype::text,
        CASE WHEN a.attcollation <> 0 THEN format('%%I.%%I', cn.nspname, co.collname) END,
