@@ -182,11 +182,6 @@ def closure(connection: Connection, stream_table_id: int) -> Closure:
     return Closure(tuple(order), _sources(connection, order))
 
 
-def dependents(connection: Connection, stream_table_id: int) -> list[int]:
-    """The stream tables that read this one directly."""
-    return [row[0] for row in connection.execute(query("catalog", "dependents"), {"id": stream_table_id})]
-
-
 def upstream_of(connection: Connection, stream_table_id: int) -> set[int]:
     """The stream tables that this one reads, directly or not; itself only if there is a cycle."""
     edges = _edges(connection)

@@ -96,11 +96,7 @@ def recent(connection: Connection, stream_table_id: int | None, limit: int) -> l
     """The latest refreshes, newest first."""
     rows = connection.execute(
         query("history", "recent"),
-        {
-            "stream_table": None if stream_table_id is None else "one",
-            "stream_table_id": stream_table_id,
-            "limit": limit,
-        },
+        {"stream_table_id": stream_table_id, "limit": limit},
     )
     names = HistoryEntry.__dataclass_fields__
     entries = []

@@ -318,7 +318,6 @@ class Lifecycle:
         engine: EngineName | None = None,
         schedule: str | None = None,
         unscheduled: bool = False,
-        status: str | None = None,
     ) -> StreamTable:
         """Changes options; a mode that needs other storage rebuilds it."""
         _check_options(
@@ -339,7 +338,6 @@ class Lifecycle:
                         "schedule": schedule,
                         "engine": engine,
                         "mode": mode,
-                        "status": status,
                     },
                 )
                 if mode is not None:

@@ -50,15 +50,15 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
         )
     }
     everything = {stream_table.id: stream_table for stream_table in catalog.stream_tables(connection)}
+    closures = {number: catalog.closure(connection, number) for number in (ids or everything)}
     waiting_for = {
-        stream_table.id: _waiting(connection, stream_table, settings) for stream_table in everything.values()
+        member: _waiting(connection, everything[member], settings)
+        for member in {member for closure in closures.values() for member in closure.order}
     }
     found = []
-    for stream_table in everything.values():
-        if ids is not None and stream_table.id not in ids:
-            continue
-        closure = catalog.closure(connection, stream_table.id)
-        sources = closure.sources[stream_table.id]
+    for number, closure in closures.items():
+        stream_table = everything[number]
+        sources = closure.sources[number]
         waiting = sum(waiting_for[member] for member in closure.order)
         action, refreshed_at, milliseconds, age = last[stream_table.id]
         gone = [source.label for source in sources if source.schema is None]

@@ -29,8 +29,7 @@ from headwater.catalog import CatalogSource, Closure, Frontier, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
 from headwater.db.connection import (
-    LOCK_NOT_AVAILABLE,
-    SERIALIZATION_FAILURES,
+    RETRYABLE,
     Connection,
     one,
     retried,
@@ -50,7 +49,7 @@ from headwater.errors import (
     RefreshFailed,
 )
 from headwater.history import Outcome
-from headwater.plan.maintain import BagPlan, GroupPlan, RecomputePlan
+from headwater.plan.maintain import BagPlan, GroupPlan
 from headwater.plan.operators import referenced_columns
 from headwater.plan.render import Staged
 from headwater.registration import bring_up_to_date
@@ -76,7 +75,6 @@ class _Choice:
 
 
 DATA_EXCEPTION = "22"
-RETRYABLE = SERIALIZATION_FAILURES | {LOCK_NOT_AVAILABLE}
 HISTORY_CLEANING_INTERVAL = 256
 """Old history is looked for once in so many refreshes."""
 
@@ -462,7 +460,7 @@ def compute_and_apply(
     phases: Phases,
 ) -> Applied:
     """The delta of a plan from staged changes of its sources, computed and applied."""
-    if isinstance(plan, RecomputePlan):
+    if isinstance(plan, BagPlan):
         with phases.measure("compute"):
             engine.bag_delta(scratch, plan, staged)
         with phases.measure("apply"):

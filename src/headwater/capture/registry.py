@@ -70,12 +70,11 @@ def release_superfluous(connection: Connection) -> None:
     for source_id, relation, change_table, is_read, needed, superfluous in connection.execute(
         query("catalog", "superfluous_capture")
     ).fetchall():
-        source = read_source(connection, relation)
         if change_table is not None and not needed:
             triggers.remove_triggers(connection, relation)
             triggers.drop_change_table(connection, relation)
             connection.execute(query("catalog", "forget_capture"), {"id": source_id})
-        elif superfluous and source is not None:
+        elif superfluous and (source := read_source(connection, relation)) is not None:
             if source.kind == "table":
                 row = connection.execute(query("catalog", "captured_columns"), {"id": source_id}).fetchone()
                 kept = set(row[1] if row is not None else []) - set(superfluous)

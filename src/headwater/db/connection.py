@@ -39,6 +39,7 @@ PINNED_SETTINGS = {
 
 SERIALIZATION_FAILURES = frozenset({"40001", "40P01"})
 LOCK_NOT_AVAILABLE = "55P03"
+RETRYABLE = SERIALIZATION_FAILURES | {LOCK_NOT_AVAILABLE}
 INSUFFICIENT_PRIVILEGE = "42501"
 
 
@@ -80,7 +81,7 @@ def retried(attempt: Callable[[], Result], *, what: str, attempts: int) -> Resul
         try:
             return attempt()
         except psycopg.Error as error:
-            if error.sqlstate not in SERIALIZATION_FAILURES | {LOCK_NOT_AVAILABLE}:
+            if error.sqlstate not in RETRYABLE:
                 raise
             if number == attempts:
                 if error.sqlstate == LOCK_NOT_AVAILABLE:

@@ -57,10 +57,6 @@ class RecomputePlan:
     outputs: tuple[Column, ...]
     query: str
 
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        return ()
-
     @cached_property
     def stored_columns(self) -> tuple[str, ...]:
         return (*(column.name for column in self.outputs), HASH)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.plan.world import INTEGER, JSON, MONEY, TEXT, bag_plan, group_plan
+from tests.unit.plan.world import INTEGER, JSON, MONEY, bag_plan, group_plan
 
 from headwater.plan.aggregates import ROW_COUNT
-from headwater.plan.maintain import HIDDEN, VISIBLE, GroupPlan, RecomputePlan
+from headwater.plan.maintain import HIDDEN, VISIBLE, RecomputePlan
 from headwater.plan.render import HASH, Column, Staged, null_safe_equal
 
 COUNTED = "SELECT o.customer_id, count(*) AS n FROM public.orders o GROUP BY o.customer_id"
@@ -139,11 +139,3 @@ def test_rows_of_a_bag_are_the_same_only_if_they_look_the_same() -> None:
         'a.__hw_hash = b.__hw_hash AND a."n" IS NOT DISTINCT FROM b."n"'
         ' AND a."amount"::text COLLATE "C" IS NOT DISTINCT FROM b."amount"::text COLLATE "C"'
     )
-
-
-def test_a_recomputed_query_has_no_captured_sources() -> None:
-    assert RecomputePlan((Column("x", TEXT),), "SELECT 'a' AS x").sources == ()
-    assert [source.name for source in bag_plan("SELECT o.id FROM public.orders o").sources] == ["orders"]
-    grouped: GroupPlan = group_plan(COUNTED)
-    assert [source.name for source in grouped.sources] == ["orders"]
-    assert grouped.root is grouped.aggregate

@@ -82,8 +82,7 @@ UPDATE headwater.stream_table SET status = 'active', relation = %(relation)s::oi
 UPDATE headwater.stream_table
 SET schedule = CASE WHEN %(change_schedule)s THEN %(schedule)s ELSE schedule END,
     engine = coalesce(%(engine)s, engine),
-    requested_mode = coalesce(%(mode)s, requested_mode),
-    status = coalesce(%(status)s, status)
+    requested_mode = coalesce(%(mode)s, requested_mode)
 WHERE id = %(id)s
 
 -- name: set_rebuild_reason
@@ -185,8 +184,3 @@ INSERT INTO headwater.frontier (stream_table_id, node, snapshot, applied_by)
 VALUES (%(id)s, 0, pg_current_snapshot(), pg_current_xact_id())
 ON CONFLICT (stream_table_id, node)
 DO UPDATE SET snapshot = excluded.snapshot, applied_by = excluded.applied_by
-
--- name: dependents
--- The stream tables that read a stream table directly.
-SELECT d.stream_table_id FROM headwater.source s JOIN headwater.dependency d ON d.source_id = s.id
-WHERE s.stream_table_id = %(id)s ORDER BY 1

@@ -14,7 +14,7 @@ RETURNING id
 SELECT id, stream_table, mode, engine, action, status, reason, started_at, finished_at, duration_ms,
        rows_in, rows_inserted, rows_updated, rows_deleted, error, sqlstate, snapshot::text, phases
 FROM headwater.refresh_history
-WHERE %(stream_table)s::text IS NULL OR id IN (
+WHERE %(stream_table_id)s::bigint IS NULL OR id IN (
     SELECT id FROM headwater.refresh WHERE stream_table_id = %(stream_table_id)s)
 ORDER BY id DESC LIMIT %(limit)s
 
