@@ -118,11 +118,15 @@ def lines(*texts: str) -> Text:
 
 
 def checks(found: Sequence[Check]) -> RenderableType:
-    missing = [check for check in found if not check.ok]
+    missing = [check for check in found if check.required and not check.ok]
     drawn = table(
         ("", "privilege", "remedy"),
         [
-            ("ok" if check.ok else "missing", check.name, f"{check.remedy};" if check.remedy else "")
+            (
+                "ok" if check.ok else "missing" if check.required else "if wanted",
+                check.name,
+                f"{check.remedy};" if check.remedy else "",
+            )
             for check in found
         ],
     )

@@ -19,6 +19,7 @@ class Check:
     name: str
     ok: bool
     remedy: str  # the statement to run, empty when nothing is missing
+    required: bool = True  # else only for what this schema or table is to be used for
 
 
 def check(connection: Connection) -> list[Check]:
@@ -86,6 +87,7 @@ def _schema_checks(connection: Connection, role: str) -> list[Check]:
             f"USAGE and CREATE on schema {schema} (to read its tables and create stream tables in it)",
             usage and create,
             f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}",
+            required=False,
         )
         for schema, usage, create in rows
     ]
@@ -109,10 +111,11 @@ def _table_checks(connection: Connection, role: str) -> list[Check]:
             f"SELECT and TRIGGER on table {table} (to use it as a source)",
             select and trigger,
             f"GRANT SELECT, TRIGGER ON {table} TO {role}",
+            required=False,
         )
         for table, select, trigger in rows
     ]
 
 
-def _check(name: str, ok: bool, remedy: str) -> Check:
-    return Check(name, ok, "" if ok else remedy)
+def _check(name: str, ok: bool, remedy: str, *, required: bool = True) -> Check:
+    return Check(name, ok, "" if ok else remedy, required)
