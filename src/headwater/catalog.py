@@ -155,6 +155,15 @@ def _sources(connection: Connection, ids: list[int]) -> dict[int, list[CatalogSo
     return found
 
 
+def dropped_part(stream_table: StreamTable, sources: list[CatalogSource]) -> str:
+    """What a loaded stream table needs and somebody dropped, as a message names it; empty if nothing."""
+    gone = [source.label for source in sources if source.schema is None]
+    if gone:
+        return f"{', '.join(gone)}, which it reads,"
+    lost = stream_table.relation is None and stream_table.status != "initializing"
+    return "the view that shows it" if lost else ""
+
+
 @dataclass(frozen=True)
 class Closure:
     """A stream table with those it reads, directly or not, each after what it reads."""

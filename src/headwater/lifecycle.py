@@ -18,6 +18,7 @@ from headwater import catalog, history
 from headwater.apply import storage
 from headwater.apply.merge import Applied
 from headwater.capture.registry import release_superfluous
+from headwater.capture.triggers import CHANGES
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.clock import Phases, parse_duration
 from headwater.config import Settings
@@ -41,7 +42,6 @@ from headwater.errors import (
     InvalidSetting,
     InvalidSource,
     MissingPrivilege,
-    NotFound,
 )
 from headwater.history import Outcome
 from headwater.plan.dialect import identifier
@@ -200,7 +200,7 @@ class Lifecycle:
                 failure.hint = "it must be one SELECT that could define a view; try it in psql first"
             raise failure from error
         connection.execute("SELECT set_config('search_path', '', true)")
-        return int(one(connection, "SELECT %s::regclass::oid", (name.as_string(connection),))[0])
+        return definition_oid(connection, stream_table_id)
 
     def _refuse_temporary(self, body: sql.SQL, label: str) -> None:
         """Raises if the query reads a temporary table, which only a temporary view can."""
@@ -400,10 +400,7 @@ class Lifecycle:
     def _remove_one(self, stream_table_id: int, *, cascade: bool) -> str:
         connection = self._connection
         connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table_id})
-        found = catalog.stream_tables(connection, [stream_table_id])
-        if not found:
-            raise NotFound(f"stream table {stream_table_id} is gone", hint="it was dropped in the meantime")
-        stream_table = found[0]
+        stream_table = catalog.stream_table(connection, stream_table_id)
         if stream_table.relation is not None:
             connection.execute(
                 sql.SQL("DROP VIEW IF EXISTS {}{}").format(
@@ -415,9 +412,7 @@ class Lifecycle:
         storage.drop(connection, stream_table_id)
         own = connection.execute(query("refresh", "own_change_table"), {"id": stream_table_id}).fetchone()
         if own is not None:
-            connection.execute(
-                sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier("headwater_changes", own[0]))
-            )
+            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(CHANGES, own[0])))
         connection.execute(query("catalog", "delete_stream_table"), {"id": stream_table_id})
         return stream_table.label
 

@@ -10,7 +10,7 @@ from psycopg import sql
 from headwater import catalog
 from headwater.apply.storage import storage_sql
 from headwater.capture import buffers
-from headwater.catalog import StreamTable
+from headwater.catalog import CatalogSource, StreamTable
 from headwater.config import Settings
 from headwater.db.connection import Connection, one
 
@@ -51,9 +51,10 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
     }
     everything = {stream_table.id: stream_table for stream_table in catalog.stream_tables(connection)}
     closures = {number: catalog.closure(connection, number) for number in (ids or everything)}
+    read_by = {member: found for closure in closures.values() for member, found in closure.sources.items()}
     waiting_for = {
-        member: _waiting(connection, everything[member], settings)
-        for member in {member for closure in closures.values() for member in closure.order}
+        member: _waiting(connection, everything[member], sources, settings)
+        for member, sources in read_by.items()
     }
     found = []
     for number, closure in closures.items():
@@ -61,8 +62,7 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
         sources = closure.sources[number]
         waiting = sum(waiting_for[member] for member in closure.order)
         action, refreshed_at, milliseconds, age = last[stream_table.id]
-        gone = [source.label for source in sources if source.schema is None]
-        broken = bool(gone) or (stream_table.relation is None and stream_table.status != "initializing")
+        broken = bool(catalog.dropped_part(stream_table, sources))
         current = (
             stream_table.mode == "differential"
             and stream_table.status == "active"
@@ -91,10 +91,11 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
     return found
 
 
-def _waiting(connection: Connection, stream_table: StreamTable, settings: Settings) -> int:
+def _waiting(
+    connection: Connection, stream_table: StreamTable, sources: list[CatalogSource], settings: Settings
+) -> int:
     if stream_table.mode != "differential" or stream_table.frontier is None:
         return 0
-    sources = catalog.sources_of(connection, stream_table.id)
     pending = buffers.pending(connection, sources, stream_table.frontier, settings.max_buffer_rows)
     return sum(item.rows for item in pending.values())
 

@@ -421,11 +421,10 @@ def _check_intact(stream_table: StreamTable, sources: list[CatalogSource]) -> No
             f"{stream_table.label} is being created, or its creation was interrupted",
             hint="wait for it to finish, or create it again",
         )
-    gone = [source.label for source in sources if source.schema is None]
-    if gone or stream_table.relation is None:
-        what = f"{', '.join(gone)}, which it reads," if gone else "the view that shows it"
+    gone = catalog.dropped_part(stream_table, sources)
+    if gone:
         raise RefreshFailed(
-            f"{stream_table.label} cannot be refreshed: {what} was dropped",
+            f"{stream_table.label} cannot be refreshed: {gone} was dropped",
             hint=f"headwater drop {stream_table.label}, then create it again",
         )
 

@@ -13,7 +13,7 @@ from headwater.db.work import Scratch
 from headwater.errors import DriftDetected
 from headwater.plan.aggregates import ROW_COUNT
 from headwater.plan.dialect import identifier
-from headwater.plan.maintain import VISIBLE, GroupPlan, MaintenancePlan, RecomputePlan
+from headwater.plan.maintain import VISIBLE, GroupPlan, MaintenancePlan, RecomputePlan, where_shown
 from headwater.plan.render import WEIGHT, Column, consolidated_sql
 
 ROW = "__hw_row"
@@ -112,7 +112,7 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
             plan.outputs,
             f"SELECT {old}, -1 AS {WEIGHT} FROM {storage} AS s JOIN (SELECT {ROW}, {SHOWN} FROM {changed}"
             f" UNION ALL SELECT {ROW}, {SHOWN} FROM {gone}) AS c ON s.ctid = c.{ROW} AND c.{SHOWN}"
-            f" UNION ALL SELECT {outputs}, 1 FROM {changed}{_where_shown(plan)}",
+            f" UNION ALL SELECT {outputs}, 1 FROM {changed}{where_shown(plan)}",
         )
     shown_now = VISIBLE if plan.hides_groups else "true"
     counts = scratch.row(
@@ -133,10 +133,6 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
         f" WHERE {ROW} IS NULL",
     )
     return Applied(*counts)
-
-
-def _where_shown(plan: GroupPlan) -> str:
-    return f" WHERE {VISIBLE}" if plan.hides_groups else ""
 
 
 def _emit(scratch: Scratch, target: Target, outputs: tuple[Column, ...], weighted: str) -> None:
@@ -168,11 +164,10 @@ def emit_difference(scratch: Scratch, target: Target, plan: MaintenancePlan, vie
     if not target.change_table:
         return
     outputs = ", ".join(column.sql for column in plan.outputs)
-    shown = f" WHERE {VISIBLE}" if plan.hides_groups else ""
     _emit(
         scratch,
         target,
         plan.outputs,
-        f"SELECT {outputs}, 1 AS {WEIGHT} FROM {target.storage}{shown}"
+        f"SELECT {outputs}, 1 AS {WEIGHT} FROM {target.storage}{where_shown(plan)}"
         f" UNION ALL SELECT {outputs}, -1 FROM {view}",
     )

@@ -7,7 +7,7 @@ from psycopg import sql
 from headwater.db.connection import Connection, one
 from headwater.db.work import statement
 from headwater.plan.dialect import identifier
-from headwater.plan.maintain import VISIBLE, MaintenancePlan
+from headwater.plan.maintain import MaintenancePlan, where_shown
 from headwater.plan.render import HASH
 
 DATA = "headwater_data"
@@ -64,10 +64,9 @@ def create_view(connection: Connection, schema: str, name: str, storage: str, pl
     """Creates or repoints the view that users read; its oid. Writes through it are refused with an error."""
     view = sql.Identifier(schema, name)
     columns = ", ".join(column.sql for column in plan.outputs)
-    condition = f" WHERE {VISIBLE}" if plan.hides_groups else ""
     connection.execute(
         sql.SQL("CREATE OR REPLACE VIEW {} AS {}").format(
-            view, statement(f"SELECT {columns} FROM {storage}{condition}")
+            view, statement(f"SELECT {columns} FROM {storage}{where_shown(plan)}")
         )
     )
     connection.execute(
@@ -76,11 +75,4 @@ def create_view(connection: Connection, schema: str, name: str, storage: str, pl
             " FOR EACH ROW EXECUTE FUNCTION headwater.refuse_write()"
         ).format(view)
     )
-    return int(
-        one(
-            connection,
-            "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE n.nspname = %s AND c.relname = %s",
-            (schema, name),
-        )[0]
-    )
+    return int(one(connection, "SELECT %s::regclass::oid", (view.as_string(connection),))[0])

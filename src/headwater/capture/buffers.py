@@ -84,49 +84,42 @@ def staging_sql(source: Source, columns: Sequence[str], change_table: str, front
     return consolidated_sql(rows, [Column(column.name, column.type) for column in staged])
 
 
-def remove_consumed(connection: Connection, sources: Sequence[CatalogSource]) -> int:
+def remove_consumed(connection: Connection, sources: Sequence[CatalogSource]) -> None:
     """Deletes the change rows that every consumer has behind it.
 
     A frontier protects every row that is not visible in it. A stream table that is being loaded or rebuilt
     has a provisional one from before its snapshot; one that was given up (`give_up_laggards`) has none.
     """
-    removed = 0
     for source in sources:
         if source.change_table is None:
             continue
         oldest = one(connection, query("buffers", "oldest_needed"), {"source": source.id})[0]
-        removed += connection.execute(
+        connection.execute(
             sql.SQL("DELETE FROM {} WHERE xid < {}::xid8").format(
                 sql.Identifier(CHANGES, source.change_table), sql.Literal(oldest)
             )
-        ).rowcount
-    return removed
+        )
 
 
-def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], limit: int) -> list[int]:
+def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], limit: int) -> None:
     """Marks for a rebuild the consumers that keep a change table above the limit, so that it can shrink.
 
     Skips a consumer that is being refreshed at this moment: it is about to catch up.
     """
-    given_up = []
     for source in sources:
         if source.change_table is None:
             continue
-        table = sql.Identifier(CHANGES, source.change_table)
-        size = one(connection, sql.SQL("SELECT pg_relation_size({})").format(sql.Literal(table.as_string())))[
-            0
-        ]
+        table = change_table_sql(source.change_table)
+        size = one(connection, "SELECT pg_relation_size(%s::regclass)", (table,))[0]
         if size <= limit * SMALLEST_ROW:
             continue  # cannot hold so many rows
         consumers = connection.execute(query("buffers", "lock_consumers"), {"source": source.id}).fetchall()
         for stream_table_id, snapshot, applied_by in consumers:
             behind = window(Frontier(snapshot=snapshot, applied_by=applied_by))
-            rows = f"SELECT FROM {change_table_sql(source.change_table)} WHERE {behind} LIMIT {limit + 1}"
+            rows = f"SELECT FROM {table} WHERE {behind} LIMIT {limit + 1}"
             if one(connection, statement(f"SELECT count(*) > {limit} FROM ({rows}) AS t"))[0]:
                 reason = (
                     f"the change table of {source.label} holds more than {limit} rows for it"
                     " (headwater.max_buffer_rows), so they were given up"
                 )
                 connection.execute(query("buffers", "give_up"), {"id": stream_table_id, "reason": reason})
-                given_up.append(stream_table_id)
-    return given_up

@@ -329,3 +329,8 @@ def _is_not_null_column(block: Select, expression: exp.Expression) -> bool:
 
 IncrementalPlan = BagPlan | GroupPlan
 MaintenancePlan = RecomputePlan | GroupPlan
+
+
+def where_shown(plan: MaintenancePlan) -> str:
+    """The condition under which users see a stored row, as a WHERE clause if there is one."""
+    return f" WHERE {VISIBLE}" if plan.hides_groups else ""
