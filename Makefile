@@ -9,12 +9,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SECONDS_OF_SOAK ?= 600
+ENGINE ?= postgres
 PYTEST_ARGS ?=
+
+# What of the differential tests runs on Spark each time; `make conformance` runs all.
+ON_SPARK := tests/conformance tests/oracle $(addprefix tests/integration/test_,traps.py errors_in_deltas.py ddl.py dag.py)
+
+# What depends on the server's version.
+ON_EACH_SERVER := tests/integration tests/oracle tests/migration tests/acceptance/test_cli.py \
+	tests/spark/test_dispatch.py tests/spark/test_transport.py
 
 SYSTEM_SERVER := $(BIN)/python -c 'from headwater.embedded import find_installations as find; \
 	print(next((i for i in find() if i.origin != "wheel"), ""))'
 
-.PHONY: help install demo test test-embedded test-system check format soak clean
+.PHONY: help install demo test test-embedded test-spark test-system test-long conformance check format soak clean
 
 help: ## Show this list (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,17 +41,27 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Show stream tables at work on a private PostgreSQL
 	$(BIN)/headwater demo
 
-test: test-embedded test-system ## Run the suite on the embedded server, then on the system's
+test: test-embedded test-spark test-system ## Run the suite on the embedded server, Spark, the system's server
 
 test-embedded: $(STAMP) ## Run the suite on the embedded server
 	@echo "== testing on the embedded PostgreSQL"
 	HEADWATER_TEST_SERVER=embedded $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-system: $(STAMP) ## Run the suite on the system's server, if there is one
+test-spark: $(STAMP) ## Run the main differential tests on Spark
+	@echo "== testing on Spark"
+	HEADWATER_TEST_SERVER=embedded $(BIN)/python -m pytest --engine spark $(ON_SPARK) $(PYTEST_ARGS)
+
+test-long: $(STAMP) ## Run the tests of Spark that take minutes
+	HEADWATER_TEST_SERVER=embedded $(BIN)/python -m pytest --long -m slow tests/spark $(PYTEST_ARGS)
+
+conformance: $(STAMP) ## Run every differential test on both engines
+	HEADWATER_TEST_SERVER=embedded $(BIN)/python -m pytest --engine both -m differential $(PYTEST_ARGS)
+
+test-system: $(STAMP) ## Run what depends on the server on the system's, if there is one
 	@set -e; found=$$($(SYSTEM_SERVER)); \
 	if [ -z "$$found" ]; then echo "== no PostgreSQL on this system: tested on the embedded one only"; exit 0; fi; \
 	echo "== testing on $$found"; \
-	HEADWATER_TEST_SERVER=system $(BIN)/python -m pytest $(PYTEST_ARGS)
+	HEADWATER_TEST_SERVER=system $(BIN)/python -m pytest $(ON_EACH_SERVER) $(PYTEST_ARGS)
 
 check: $(STAMP) ## Lint, formatting, types, layers
 	$(BIN)/ruff check src tests
@@ -55,9 +73,9 @@ format: $(STAMP) ## Reformat the code and fix what ruff can
 	$(BIN)/ruff check --fix src tests
 	$(BIN)/ruff format src tests
 
-soak: $(STAMP) ## Run the property tests for SECONDS_OF_SOAK (600)
-	HYPOTHESIS_PROFILE=soak HEADWATER_SOAK_SECONDS=$(SECONDS_OF_SOAK) \
-		$(BIN)/python -m pytest --timeout=0 tests/oracle $(PYTEST_ARGS)
+soak: $(STAMP) ## Run the property tests for SECONDS_OF_SOAK (600) on ENGINE (postgres)
+	HYPOTHESIS_PROFILE=soak HEADWATER_SOAK_SECONDS=$(SECONDS_OF_SOAK) $(BIN)/python -m pytest --timeout=0 \
+		--engine $(ENGINE) tests/oracle tests/conformance/test_readings.py $(PYTEST_ARGS)
 
 clean: ## Remove .venv and all caches
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -43,11 +43,12 @@ def parse_duration(text: str) -> timedelta:
 
 
 class Phases:
-    """Milliseconds by phase."""
+    """Milliseconds by phase. What a phase inside another takes is not counted for the outer one."""
 
     def __init__(self) -> None:
         self.milliseconds: dict[str, float] = {}
         self._start = time.perf_counter()
+        self._inner = [0.0]  # for each open phase, what the phases inside it took
 
     @property
     def elapsed(self) -> timedelta:
@@ -57,8 +58,18 @@ class Phases:
     @contextmanager
     def measure(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
+        self._inner.append(0.0)
         try:
             yield
         finally:
             elapsed = (time.perf_counter() - start) * 1000
-            self.milliseconds[phase] = round(self.milliseconds.get(phase, 0.0) + elapsed, 3)
+            own = elapsed - self._inner.pop()
+            self._inner[-1] += elapsed
+            self.milliseconds[phase] = round(self.milliseconds.get(phase, 0.0) + own, 3)
+
+    def move(self, milliseconds: float, phase: str, target: str) -> None:
+        """Counts some of what was measured as one phase for another, which took place within it."""
+        moved = min(milliseconds, self.milliseconds.get(phase, 0.0))
+        if moved > 0:
+            self.milliseconds[phase] = round(self.milliseconds[phase] - moved, 3)
+            self.milliseconds[target] = round(self.milliseconds.get(target, 0.0) + moved, 3)

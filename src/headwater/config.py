@@ -7,7 +7,9 @@ default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
@@ -26,6 +28,11 @@ class Settings:
     statement_timeout: str = "0ms"
     history_retention: str = "7d"
     verify_max_rows: int = 20
+    spark_master: str = "local[*]"
+    spark_conf: str = ""
+    spark_ui: str = "off"
+    spark_timeout: str = "1h"
+    spark_min_rows: int = 100_000
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,42 @@ class _Rule:
     maximum: int = 2**31 - 1
     duration: bool = False
     zero_is_off: bool = False
+    choices: tuple[str, ...] = ()
+    text: Callable[[str], str] | None = None  # what a text must pass; it says why not by ValueError
+
+
+def _master(text: str) -> str:
+    if not re.fullmatch(r"local(\[[\w*, ]+\])?|local-cluster\[[\d, ]+\]|yarn|(spark|k8s|sc)://\S+", text):
+        raise ValueError("is no master of Spark")
+    return text
+
+
+def _conf(text: str) -> str:
+    spark_options(text)
+    return text
+
+
+def spark_options(text: str) -> dict[str, str]:
+    """The options in `spark_conf`: `name=value`, separated by white space or commas.
+
+    A comma separates only where another option follows it, so a value can be a list; quotes keep spaces.
+
+    >>> spark_options("spark.jars=a.jar,b.jar,spark.executor.memory=2g spark.cores.max=4")
+    {'spark.jars': 'a.jar,b.jar', 'spark.executor.memory': '2g', 'spark.cores.max': '4'}
+    """
+    options = {}
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise ValueError("has a quote that does not end") from None
+    for word in words:
+        for part in re.split(r",(?=spark\.[\w.-]+=)|,$", word):
+            name, equals, value = part.partition("=")
+            if part and (not equals or not name.startswith("spark.")):
+                raise ValueError(f"has {part!r}, which is not spark.NAME=VALUE")
+            if part:
+                options[name] = value
+    return options
 
 
 RULES: dict[str, _Rule] = {
@@ -63,6 +106,18 @@ RULES: dict[str, _Rule] = {
     ),
     "history_retention": _Rule("how long refreshes stay in the history", duration=True),
     "verify_max_rows": _Rule("how many differing rows verify shows", minimum=1),
+    "spark_master": _Rule(
+        "where Spark runs: local[N], spark://HOST:PORT, k8s://…, yarn, or sc://HOST:PORT for Spark Connect",
+        text=_master,
+    ),
+    "spark_conf": _Rule(
+        "more options for Spark: spark.NAME=VALUE, separated by spaces or commas", text=_conf
+    ),
+    "spark_ui": _Rule("whether Spark serves its web pages: off or on", choices=("off", "on")),
+    "spark_timeout": _Rule("longest time that a refresh waits for Spark", duration=True),
+    "spark_min_rows": _Rule(
+        "engine auto loads sources of fewer rows than this inside PostgreSQL", minimum=0, maximum=2**62
+    ),
 }
 PREFIX = "headwater."
 
@@ -85,6 +140,17 @@ def checked(name: str, text: str) -> Any:
                 raise InvalidSetting(f"setting {bare}: {error.message}", hint=error.hint) from error
             return text.strip()
         return "0ms"
+    if rule.choices:
+        if text.strip().lower() not in rule.choices:
+            raise InvalidSetting(
+                f"setting {bare}: {text!r} is not {' or '.join(rule.choices)}", hint=rule.description
+            )
+        return text.strip().lower()
+    if rule.text is not None:
+        try:
+            return rule.text(text.strip())
+        except ValueError as error:
+            raise InvalidSetting(f"setting {bare}: {text!r} {error}", hint=rule.description) from None
     try:
         value = int(text.replace("_", ""))
     except ValueError:

@@ -82,8 +82,20 @@ class EngineUnavailable(HeadwaterError):
     """The engine that was asked for cannot run here."""
 
 
+class EngineFailed(HeadwaterError):
+    """The engine broke while it worked: a lost executor, a dead JVM, a full disk. PostgreSQL is unharmed."""
+
+
 class RefreshFailed(HeadwaterError):
     """A refresh failed; nothing of it was applied."""
+
+
+class RefreshCancelled(RefreshFailed):
+    """A refresh was ended by `headwater cancel` or by statement_timeout; nothing of it was applied."""
+
+
+class NotRunning(HeadwaterError):
+    """There is no refresh that could be cancelled."""
 
 
 class DriftDetected(HeadwaterError):
@@ -92,3 +104,15 @@ class DriftDetected(HeadwaterError):
 
 class LockNotAvailable(HeadwaterError):
     """A lock could not be had in time; the operation can be repeated."""
+
+
+class UnsupportedValue(HeadwaterError):
+    """A value that has no exact equal where it is to go."""
+
+
+class SnapshotLost(HeadwaterError):
+    """The snapshot of a read has ended, so that what is left of it cannot be read as it was."""
+
+
+class ConsumerLost(HeadwaterError):
+    """The changes that a consumer was to read next are not kept any more, or are another query's."""

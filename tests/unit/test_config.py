@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from headwater.config import RULES, Settings, checked, resolve
+from headwater.config import RULES, Settings, checked, resolve, spark_options
 from headwater.errors import InvalidSetting
 
 LAYERS = ("flag", "environment", "table", "server")
@@ -64,6 +64,19 @@ def test_an_unknown_setting_is_named_with_its_origin(layer: str) -> None:
         ("history_retention", "soon", "setting history_retention: 'soon' is not a duration"),
         ("history_retention", "0s", "setting history_retention: '0s' is not longer than zero"),
         ("statement_timeout", "5", "setting statement_timeout: '5' is not a duration"),
+        ("spark_master", "", "setting spark_master: '' is no master of Spark"),
+        ("spark_master", "cluster", "setting spark_master: 'cluster' is no master of Spark"),
+        ("spark_master", "http://host:1", "setting spark_master: 'http://host:1' is no master of Spark"),
+        (
+            "spark_conf",
+            "spark.cores.max 4",
+            "setting spark_conf: 'spark.cores.max 4' has 'spark.cores.max', which is not spark.NAME=VALUE",
+        ),
+        ("spark_conf", "a=1", "setting spark_conf: 'a=1' has 'a=1', which is not spark.NAME=VALUE"),
+        ("spark_conf", "spark.a='", 'setting spark_conf: "spark.a=\'" has a quote that does not end'),
+        ("spark_ui", "yes", "setting spark_ui: 'yes' is not off or on"),
+        ("spark_timeout", "0s", "setting spark_timeout: '0s' is not longer than zero"),
+        ("spark_min_rows", "-1", "setting spark_min_rows: -1 is below 0"),
         ("no_such", "1", "there is no setting 'no_such'"),
         ("headwater.no_such", "1", "there is no setting 'headwater.no_such'"),
     ],
@@ -97,6 +110,16 @@ def test_a_malformed_setting_that_a_stronger_layer_hides_does_no_harm() -> None:
         ("statement_timeout", "0", "0ms"),
         ("statement_timeout", "0s", "0ms"),
         ("statement_timeout", " 0ms ", "0ms"),
+        ("spark_master", " local ", "local"),
+        ("spark_master", "local[4,2]", "local[4,2]"),
+        ("spark_master", "local-cluster[2,1,1024]", "local-cluster[2,1,1024]"),
+        ("spark_master", "spark://a:7077,b:7077", "spark://a:7077,b:7077"),
+        ("spark_master", "k8s://https://host:6443", "k8s://https://host:6443"),
+        ("spark_master", "yarn", "yarn"),
+        ("spark_master", "sc://host:15002/;use_ssl=true", "sc://host:15002/;use_ssl=true"),
+        ("spark_conf", " spark.cores.max=4 ", "spark.cores.max=4"),
+        ("spark_ui", "ON", "on"),
+        ("spark_min_rows", "0", 0),
     ],
 )
 def test_a_value_is_read(name: str, text: str, value: object) -> None:
@@ -107,3 +130,24 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
 def test_a_default_is_a_value_that_is_taken(field: object) -> None:
     name, default = getattr(field, "name"), getattr(field, "default")  # noqa: B009
     assert checked(name, str(default)) == default
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("", {}),
+        ("  ", {}),
+        ("spark.a=1", {"spark.a": "1"}),
+        ("spark.a=1 spark.b=2\n\tspark.c=3", {"spark.a": "1", "spark.b": "2", "spark.c": "3"}),
+        ("spark.a=1,spark.b=2, spark.c=3,", {"spark.a": "1", "spark.b": "2", "spark.c": "3"}),
+        ("spark.jars=x.jar,y.jar,spark.a=", {"spark.jars": "x.jar,y.jar", "spark.a": ""}),
+        ("spark.a=b=c", {"spark.a": "b=c"}),
+        ("spark.a=1 spark.a=2", {"spark.a": "2"}),
+        (
+            "spark.driver.extraJavaOptions='-Xss4m -Dx=y' spark.a=1",
+            {"spark.driver.extraJavaOptions": "-Xss4m -Dx=y", "spark.a": "1"},
+        ),
+    ],
+)
+def test_options_for_spark(text: str, options: dict[str, str]) -> None:
+    assert spark_options(text) == options
