@@ -68,20 +68,24 @@ def pending(
     return {relation: Pending(count, truncated, any_row) for relation, count, truncated, any_row in rows}
 
 
-def staging_sql(source: Source, columns: Sequence[str], change_table: str, frontier: Frontier) -> str:
-    """The consolidated change of a source since a frontier, in the source's own columns and types."""
-    staged = [source.column(name) for name in columns]
+def changes_sql(source: Source, columns: Sequence[str], change_table: str, frontier: Frontier) -> str:
+    """The change rows of a source since a frontier, in the source's own columns and types."""
     casts = [
         f"{column.change_column}"
         + (f"::{column.type.sql}" if column.type.sql != column.type.base else "")
         + f" AS {identifier(column.name)}"
-        for column in staged
+        for column in map(source.column, columns)
     ]
-    rows = (
-        f"SELECT {''.join(f'{cast}, ' for cast in casts)}w AS {WEIGHT}"
-        f" FROM {change_table_sql(change_table)} WHERE {window(frontier)}"
+    listed = "".join(f"{cast}, " for cast in casts)
+    return (
+        f"SELECT {listed}w AS {WEIGHT}, ctid FROM {change_table_sql(change_table)} WHERE {window(frontier)}"
     )
-    return consolidated_sql(rows, [Column(column.name, column.type) for column in staged])
+
+
+def staging_sql(source: Source, columns: Sequence[str], change_table: str, frontier: Frontier) -> str:
+    """The consolidated change of a source since a frontier."""
+    changes = changes_sql(source, columns, change_table, frontier)
+    return consolidated_sql(changes, [Column(name, source.column(name).type) for name in columns])
 
 
 def remove_consumed(connection: Connection, sources: Sequence[CatalogSource]) -> None:
@@ -123,3 +127,16 @@ def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], l
                     " (headwater.max_buffer_rows), so they were given up"
                 )
                 connection.execute(query("buffers", "give_up"), {"id": stream_table_id, "reason": reason})
+        _give_up_followers(connection, source, limit)
+
+
+def _give_up_followers(connection: Connection, source: CatalogSource, limit: int) -> None:
+    """The same for consumers outside the database, which start anew from the contents."""
+    table = change_table_sql(str(source.change_table))
+    followers = connection.execute(query("consumers", "lock_followers"), {"source": source.id}).fetchall()
+    for consumer, snapshot in followers:
+        behind = window(Frontier(snapshot=snapshot, applied_by="0"))
+        rows = f"SELECT FROM {table} WHERE {behind} LIMIT {limit + 1}"
+        if one(connection, statement(f"SELECT count(*) > {limit} FROM ({rows}) AS t"))[0]:
+            reason = f"more than {limit} change rows waited for it (headwater.max_buffer_rows)"
+            connection.execute(query("consumers", "give_up"), {"id": consumer, "reason": reason})

@@ -10,6 +10,9 @@ from headwater.db.queries import query
 from headwater.definition import read_source
 from headwater.plan.operators import Source
 
+LIFECYCLE_LOCK = 4_855_311_378
+"""Held by who changes what is captured."""
+
 
 def capture(connection: Connection, source_id: int, source: Source, columns: Collection[str]) -> None:
     """Makes sure that changes of these columns of a source reach its change table from now on.
@@ -66,7 +69,7 @@ def reinstall(connection: Connection, source_id: int) -> None:
 
 
 def release_superfluous(connection: Connection) -> None:
-    """Ends the capture of what no differential stream table needs; forgets sources that none reads."""
+    """Ends the capture of what no differential stream table and no consumer needs; forgets the unread."""
     for source_id, relation, change_table, is_read, needed, superfluous in connection.execute(
         query("catalog", "superfluous_capture")
     ).fetchall():
