@@ -6,14 +6,20 @@
 >>> hw.refresh("revenue")                                              # doctest: +SKIP
 """
 
+import logging
+
 from headwater.api import Headwater, connect
 from headwater.catalog import StreamTable
 from headwater.config import Setting
 from headwater.errors import HeadwaterError
 from headwater.explain import Explanation
 from headwater.history import HistoryEntry, Outcome
+from headwater.jobs import RunningJob
 from headwater.monitor import StreamTableStatus
 from headwater.verify import Verification
+
+# What is logged is for the program that we are part of: it decides where it goes, if anywhere.
+logging.getLogger("headwater").addHandler(logging.NullHandler())
 
 __all__ = [
     "Explanation",
@@ -21,6 +27,7 @@ __all__ = [
     "HeadwaterError",
     "HistoryEntry",
     "Outcome",
+    "RunningJob",
     "Setting",
     "StreamTable",
     "StreamTableStatus",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from headwater import catalog, config, history
+from headwater import catalog, config, history, jobs
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.config import Setting, Settings
 from headwater.db import install, privileges
@@ -15,9 +15,11 @@ from headwater.db.connection import Connection
 from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
 from headwater.definition import DefinitionReader
+from headwater.engine.dispatch import Dispatch
 from headwater.errors import AlreadyExists, ConnectionFailed, NotFound
 from headwater.explain import Explanation, explain
 from headwater.history import HistoryEntry, Outcome
+from headwater.jobs import RunningJob
 from headwater.lifecycle import Lifecycle, Options
 from headwater.monitor import StreamTableStatus, statuses
 from headwater.refresh import Refresher, Request
@@ -27,10 +29,17 @@ from headwater.verify import Verification, verify
 class Headwater:
     """A connection to one database with Headwater's verbs. Not for use by several threads at once."""
 
-    def __init__(self, dsn: str, overrides: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        overrides: Mapping[str, str] | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        """`progress` is told what takes a while, such as the start of Spark."""
         self._connection = open_connection(dsn)
         self._overrides = dict(overrides or {})
         self._reader = DefinitionReader(self._connection)
+        self._dispatch = Dispatch(dsn, progress)
         self._applied: Settings | None = None
 
     def __enter__(self) -> Headwater:
@@ -92,6 +101,7 @@ class Headwater:
     ) -> StreamTable:
         """Creates a stream table from a query and loads it."""
         lifecycle = self._lifecycle()
+        jobs.sweep(self._connection)
         try:
             return lifecycle.create(name, query, Options(mode=mode, engine=engine, schedule=schedule))
         except AlreadyExists as error:
@@ -127,6 +137,7 @@ class Headwater:
     def drop(self, name: str, *, cascade: bool = False) -> builtins.list[str]:
         """Drops a stream table; the names of all that went."""
         lifecycle = self._lifecycle()
+        jobs.sweep(self._connection)
         return lifecycle.drop(catalog.find(self._connection, name), cascade=cascade)
 
     def refresh(
@@ -136,6 +147,11 @@ class Headwater:
         refresher = self._refresher()
         stream_table = catalog.find(self._connection, name)
         return refresher.refresh(stream_table, Request(full=full, engine=engine))
+
+    def cancel(self, name: str) -> builtins.list[RunningJob]:
+        """Ends the refreshes of a stream table that run now; which these are."""
+        install.require_current(self._connection)
+        return jobs.cancel(self._connection, catalog.find(self._connection, name))
 
     def verify(self, name: str) -> Verification:
         """Compares a stream table with its query at one snapshot."""
@@ -191,13 +207,12 @@ class Headwater:
         )
 
     def _refresher(self) -> Refresher:
-        return Refresher(self._connection, self._settings(), self._reader)
+        return Refresher(self._connection, self._settings(), self._reader, self._dispatch)
 
     def _lifecycle(self) -> Lifecycle:
         settings = self._settings()
-        return Lifecycle(
-            self._connection, settings, self._reader, Refresher(self._connection, settings, self._reader)
-        )
+        refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
+        return Lifecycle(self._connection, settings, self._reader, refresher)
 
 
 def connect(dsn: str | None = None, **settings: str) -> Headwater:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
+from sqlglot import exp
 
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
@@ -21,7 +22,16 @@ from headwater.plan.aggregates import algebra_of
 from headwater.plan.dialect import parse, render
 from headwater.plan.lineage import fingerprint
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan, RecomputePlan
-from headwater.plan.operators import Aggregate, ColumnType, Source, SourceColumn, SourceKind
+from headwater.plan.operators import (
+    Aggregate,
+    ColumnType,
+    Output,
+    Select,
+    Source,
+    SourceColumn,
+    SourceKind,
+    Unsupported,
+)
 from headwater.plan.parse import Parsed, Relations, View, parse_query
 from headwater.plan.render import Column, now_sql
 
@@ -127,6 +137,19 @@ def definition_oid(connection: Connection, stream_table_id: int) -> int:
             hint="it was dropped, by hand or with something that it reads: drop the stream table as well",
         )
     return int(oid)
+
+
+def expression_types(
+    connection: Connection, block: Select, trees: Sequence[exp.Expression]
+) -> list[ColumnType]:
+    """The types of expressions over the inputs of a block; Unsupported if one of them has none."""
+    outputs = tuple(Output(f"e{number}", tree) for number, tree in enumerate(trees))
+    text = now_sql(Select(block.inputs, (), outputs))
+    try:
+        with connection.transaction():
+            return [column.type for column in _Types(connection).columns_of_query(text)]
+    except psycopg.ProgrammingError as error:  # ROW (…) and the ANY (…) of a comparison are no values
+        raise Unsupported(f"{error.diag.message_primary}") from error
 
 
 def _signature(connection: Connection, view: int, relations: Sequence[int]) -> str:
@@ -371,6 +394,7 @@ class _Types:
         category: str,
         collation: str | None,
         deterministic: bool,
+        bytewise: bool,
         equality: str | None,
     ) -> ColumnType:
         kind = ColumnType(
@@ -382,6 +406,8 @@ class _Types:
             numeric=base_oid == NUMERIC_TYPE,
             scale=_declared_scale(typmod) if base_oid == NUMERIC_TYPE else None,
             floating=base_oid in FLOAT_TYPES,
+            deterministic=deterministic,
+            bytewise=bytewise,
         )
         if equality is not None:
             kind = replace(kind, equality=equality)

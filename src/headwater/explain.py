@@ -11,12 +11,11 @@ from headwater.catalog import Frontier, StreamTable
 from headwater.clock import Phases
 from headwater.db.connection import Connection, transaction
 from headwater.db.work import Recorder
-from headwater.engine.postgres import PostgresEngine
 from headwater.plan.aggregates import obstacle
 from headwater.plan.dialect import render
 from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
 from headwater.plan.operators import Constant, Scan, Select, UnionAll
-from headwater.refresh import Refresher, compute_and_apply, stage
+from headwater.refresh import Refresher, apply, compute, stage
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         target = refresher.target(stream_table, definition)
         reasons = list(definition.reasons or stream_table.mode_reasons)
         recorder = Recorder()
+        engine, decision = refresher.explained(stream_table, definition, plan, recorder)
         if isinstance(plan, BagPlan | GroupPlan):
             sources = catalog.sources_of(connection, stream_table.id)
             tables = {
@@ -70,19 +70,19 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
             changed = frozenset(source.relation for source in plan.sources)
             staged = stage(recorder, plan, changed, tables, frontier)
             if staged.tables:
-                compute_and_apply(PostgresEngine(), recorder, plan, staged, target, Phases())
+                affected = compute(engine, recorder, plan, staged, target, Phases())
+                apply(recorder, plan, target, affected)
             if isinstance(plan, GroupPlan):
                 types = {column.name: column.type for column in plan.rows}
                 reasons += [found for call in plan.aggregate.calls if (found := obstacle(call, types))]
         else:
             recorder.fill("delta", plan.difference_sql(target.storage))
-    wanted = stream_table.engine
     return Explanation(
         stream_table=stream_table.label,
         requested_mode=stream_table.requested_mode,
         mode=mode,
-        engine=PostgresEngine.name,
-        engine_reason="asked for" if wanted == "postgres" else "the only engine of this version",
+        engine=decision.engine,
+        engine_reason=decision.reason,
         reasons=tuple(reasons),
         query=definition.text,
         operators=tuple(_operators(plan)),

@@ -35,6 +35,9 @@ class Outcome:
     status: Literal["completed", "failed"] = "completed"
     error: str | None = None
     sqlstate: str | None = None
+    engine_reason: str = ""
+    bytes_in: int | None = None  # read from the database by an engine outside it
+    bytes_out: int | None = None  # written back by it
 
     @property
     def duration_ms(self) -> float:
@@ -63,6 +66,9 @@ class HistoryEntry:
     sqlstate: str | None
     snapshot: str | None
     phases: dict[str, Any]
+    engine_reason: str = ""
+    bytes_in: int | None = None
+    bytes_out: int | None = None
 
 
 def record(connection: Connection, outcome: Outcome) -> int:
@@ -87,6 +93,9 @@ def record(connection: Connection, outcome: Outcome) -> int:
             "rows_updated": outcome.applied.updated if completed else None,
             "rows_deleted": outcome.applied.deleted if completed else None,
             "phases": Jsonb(outcome.phases),
+            "engine_reason": outcome.engine_reason,
+            "bytes_in": outcome.bytes_in,
+            "bytes_out": outcome.bytes_out,
         },
     )
     return int(row[0])

@@ -17,7 +17,8 @@ from psycopg import sql
 from headwater import catalog, history
 from headwater.apply import storage
 from headwater.apply.merge import Applied
-from headwater.capture.registry import release_superfluous
+from headwater.capture import consumers
+from headwater.capture.registry import LIFECYCLE_LOCK, release_superfluous
 from headwater.capture.triggers import CHANGES
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.clock import Phases, parse_duration
@@ -35,7 +36,6 @@ from headwater.definition import (
 from headwater.errors import (
     AlreadyExists,
     DependentsExist,
-    EngineUnavailable,
     HeadwaterError,
     InvalidName,
     InvalidQuery,
@@ -48,7 +48,7 @@ from headwater.plan.dialect import identifier
 from headwater.plan.maintain import HIDDEN
 from headwater.plan.parse import SYSTEM_COLUMNS
 from headwater.refresh import Refresher, Request
-from headwater.registration import LIFECYCLE_LOCK, effective_mode, register, register_anew
+from headwater.registration import effective_mode, register, register_anew
 
 CREATOR_LOCK = 1_214_607
 """Class of the session locks that creators hold, one for each stream table."""
@@ -242,14 +242,15 @@ class Lifecycle:
         stream_table = catalog.stream_table(connection, stream_table_id)
         tables = catalog.closure(connection, stream_table_id).tables
         with transaction(connection, repeatable_read=True):
+            self._refresher.name_transaction(stream_table_id)
             self._refresher.lock_tables(tables)
             with phases.measure("plan"):
                 connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
                 definition = self._reader.read(definition_oid(connection, stream_table_id))
                 plan = definition.maintenance(stream_table.mode)
             table = storage.storage_sql(stream_table_id)
-            with phases.measure("load"):
-                rows = storage.load(connection, table, plan)
+            decision = self._refresher.decide_load(stream_table, definition, plan)
+            rows, decision, traffic = self._refresher.load(stream_table, plan, table, phases, decision)
             view = storage.create_view(connection, stream_table.schema, stream_table.name, table, plan)
             connection.execute(query("catalog", "set_active"), {"id": stream_table_id, "relation": view})
             connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
@@ -260,7 +261,10 @@ class Lifecycle:
                     stream_table_id=stream_table_id,
                     action="load",
                     mode="full",
-                    engine="postgres",
+                    engine=decision.engine,
+                    engine_reason=decision.reason,
+                    bytes_in=traffic.bytes_read if traffic and traffic.known else None,
+                    bytes_out=traffic.bytes_written if traffic else None,
                     reason="it was created",
                     elapsed=phases.elapsed,
                     snapshot=one(connection, "SELECT pg_current_snapshot()::text")[0],
@@ -392,10 +396,18 @@ class Lifecycle:
                     detail=", ".join(reader.label for reader in readers),
                     hint="drop them first, or use --cascade to drop them with it",
                 )
+            followers = consumers.names(connection, members)
+            if followers and not cascade:
+                label = catalog.stream_table(connection, stream_table_id).label
+                raise DependentsExist(
+                    f"drop {label}: streaming queries follow its changes",
+                    detail=", ".join(f"consumer {name}" for name in followers),
+                    hint="headwater.spark.drop_consumer(dsn, name) ends one, --cascade drops all with it",
+                )
             for member in reversed(members):
                 dropped.append(self._remove_one(member, cascade=cascade))
             release_superfluous(connection)
-        return dropped
+        return [*dropped, *(f"consumer {name}" for name in followers)]
 
     def _remove_one(self, stream_table_id: int, *, cascade: bool) -> str:
         connection = self._connection
@@ -431,11 +443,6 @@ def _check_options(label: str, options: Options) -> None:
             raise InvalidSetting(f"{label}: there is no {name} {value!r}", hint=f"use {', '.join(known)}")
     if options.schedule is not None:
         parse_duration(options.schedule)
-    if options.engine == "spark":
-        raise EngineUnavailable(
-            f"{label} cannot run on Spark: this version has no Spark engine",
-            hint="use --engine auto or postgres",
-        )
 
 
 def _being_created(schema: str, table: str) -> AlreadyExists:

@@ -7,12 +7,13 @@ from datetime import datetime
 
 from psycopg import sql
 
-from headwater import catalog
+from headwater import catalog, jobs
 from headwater.apply.storage import storage_sql
 from headwater.capture import buffers
 from headwater.catalog import CatalogSource, StreamTable
 from headwater.config import Settings
 from headwater.db.connection import Connection, one
+from headwater.jobs import RunningJob
 
 COUNTED_ROWS = 100_000
 """Stored rows are counted up to here; beyond, the server's estimate is shown."""
@@ -38,6 +39,7 @@ class StreamTableStatus:
     lag_seconds: float | None  # 0 when nothing waits, else the time since the last refresh
     frontier: str | None
     sources: tuple[str, ...]
+    job: RunningJob | None  # its refresh that runs now
 
 
 def statuses(connection: Connection, ids: list[int] | None, settings: Settings) -> list[StreamTableStatus]:
@@ -56,6 +58,7 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
         member: _waiting(connection, everything[member], sources, settings)
         for member, sources in read_by.items()
     }
+    running = _running(connection)
     found = []
     for number, closure in closures.items():
         stream_table = everything[number]
@@ -86,8 +89,18 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
                 lag_seconds=0.0 if current else (float(age) if age is not None else None),
                 frontier=stream_table.frontier.snapshot if stream_table.frontier else None,
                 sources=tuple(source.label for source in sources),
+                job=running.get(stream_table.label),
             )
         )
+    return found
+
+
+def _running(connection: Connection) -> dict[str, RunningJob]:
+    """By stream table; of several, the one that others wait for."""
+    found: dict[str, RunningJob] = {}
+    for job in jobs.running(connection):
+        if job.stream_table not in found or found[job.stream_table].phase == jobs.WAITING:
+            found[job.stream_table] = job
     return found
 
 

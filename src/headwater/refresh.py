@@ -15,8 +15,10 @@ the row changed after its snapshot; `retried` runs it again, and it finds little
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -24,8 +26,8 @@ from psycopg import sql
 from headwater import catalog, history
 from headwater.apply import storage
 from headwater.apply.merge import Applied, Target, apply_bag, apply_groups, emit_difference
-from headwater.capture import buffers
-from headwater.catalog import CatalogSource, Closure, Frontier, StreamTable
+from headwater.capture import buffers, consumers
+from headwater.catalog import CatalogSource, Closure, EngineName, Frontier, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
 from headwater.db.connection import (
@@ -37,23 +39,30 @@ from headwater.db.connection import (
     translated,
 )
 from headwater.db.queries import query
-from headwater.db.work import Scratch
+from headwater.db.work import Recorder, Scratch
 from headwater.definition import Definition, DefinitionReader, definition_oid
-from headwater.engine.base import Engine
+from headwater.engine.base import Engine, Inexact
+from headwater.engine.dispatch import Action, Decision, Dispatch
 from headwater.engine.postgres import PostgresEngine
 from headwater.errors import (
     DriftDetected,
+    EngineFailed,
     EngineUnavailable,
     HeadwaterError,
     NotFound,
+    RefreshCancelled,
     RefreshFailed,
 )
 from headwater.history import Outcome
-from headwater.plan.maintain import BagPlan, GroupPlan
-from headwater.plan.operators import referenced_columns
-from headwater.plan.render import Staged
+from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
+from headwater.plan.operators import referenced_columns, scanned_directly
+from headwater.plan.render import Changes, Staged
 from headwater.registration import bring_up_to_date
 
+if TYPE_CHECKING:
+    from headwater.engine.spark.pipeline import Traffic
+
+Result = TypeVar("Result")
 ScratchFactory = Callable[[Connection, str], Scratch]
 
 
@@ -62,7 +71,7 @@ class Request:
     """What the caller wants of a refresh."""
 
     full: bool = False
-    engine: str | None = None  # overrides the stream table's own
+    engine: EngineName | None = None  # overrides the stream table's own
 
 
 @dataclass(frozen=True)
@@ -71,12 +80,39 @@ class _Choice:
     reason: str
     rows_in: int = 0
     changed: frozenset[int] = frozenset()
+    pending: Mapping[int, int] = field(default_factory=dict)  # change rows by source
     release: bool = False  # nothing to do, but moving the frontier lets consumed change rows go
 
 
 DATA_EXCEPTION = "22"
+UNSTAGED_ROWS = 50_000
+"""From so many change rows on, an engine whose tasks read in parallel takes them from the change table."""
 HISTORY_CLEANING_INTERVAL = 256
 """Old history is looked for once in so many refreshes."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One stream table in the middle of its refresh."""
+
+    stream_table: StreamTable
+    definition: Definition
+    scratch: Scratch
+    target: Target
+    phases: Phases
+    engine: EngineName
+
+
+class _Done(NamedTuple):
+    """What was applied, and by which engine."""
+
+    applied: Applied
+    decision: Decision
+    traffic: Traffic | None
+
+
+class _Unchanged(Exception):
+    """The change rows cancel each other out."""
 
 
 class _Failed(Exception):
@@ -106,12 +142,17 @@ class Refresher:
         connection: Connection,
         settings: Settings,
         reader: DefinitionReader,
+        dispatch: Dispatch,
         scratch: ScratchFactory = Scratch,
     ) -> None:
         self._connection = connection
         self._settings = settings
         self._reader = reader
+        self._dispatch = dispatch
         self._scratch = scratch
+        self._written: set[int] = set()  # views of stream tables that the open transaction has written to
+        self._decisions: dict[int, Decision] = {}  # of the latest attempt, for the record if it fails
+        self._left_database = False
 
     def refresh(self, stream_table: StreamTable, request: Request) -> list[Outcome]:
         """Refreshes a stream table and those it reads; outcomes in the order of the graph."""
@@ -131,6 +172,10 @@ class Refresher:
                     continue
                 self._record_failure(failed, started)
                 raise failed.error from failed.error.__cause__
+            except KeyboardInterrupt:
+                interrupted = RefreshCancelled(f"refresh of {label} was interrupted")
+                self._record_failure(_Failed(stream_table, interrupted), started)
+                raise
             except (psycopg.Error, HeadwaterError) as error:
                 failure = (
                     translated(error, f"refresh of {label}", RefreshFailed)
@@ -152,6 +197,10 @@ class Refresher:
         except _Failed as failed:
             raise failed.error from failed.error.__cause__
 
+    def name_transaction(self, stream_table_id: int) -> None:
+        """Lets others find the transaction that refreshes a stream table, to cancel it; takes no snapshot."""
+        self._connection.execute(f"SET LOCAL application_name = 'headwater refresh {stream_table_id:d}'")
+
     def lock_tables(self, tables: list[tuple[str, str]]) -> None:
         """Keeps TRUNCATE and rewrites, which no snapshot shows as they were, off tables from here on."""
         if tables:
@@ -169,12 +218,15 @@ class Refresher:
                 connection.execute(query("catalog", "set_frontier"), {"id": member.id})
                 self._mark_for_rebuild(member.id, member.rebuild_reason or "it has never been loaded")
         with transaction(connection, repeatable_read=True):
+            self.name_transaction(stream_table_id)
             self.lock_tables(closure.tables)
             return self._refresh_members(stream_table_id, closure, request)
 
     def _refresh_members(self, stream_table_id: int, closure: Closure, request: Request) -> list[Outcome]:
         by_id = {member.id: member for member in catalog.stream_tables(self._connection, list(closure.order))}
         outcomes = []
+        self._written.clear()
+        self._decisions.clear()
         if len(by_id) < len(closure.order):
             raise NotFound(
                 "a stream table that takes part in this refresh was dropped in the meantime", hint="repeat it"
@@ -200,13 +252,12 @@ class Refresher:
         with phases.measure("choose"):
             _check_intact(stream_table, sources)
             choice = self._choose(stream_table, sources, request)
-            engine = self.engine_for(stream_table, request)
         outcome = Outcome(
             stream_table=stream_table.label,
             stream_table_id=stream_table.id,
             action=choice.action,
             mode="full" if choice.action == "recompute" else stream_table.mode,
-            engine=engine.name,
+            engine=PostgresEngine.name,
             reason=choice.reason,
             rows_in=choice.rows_in,
         )
@@ -224,12 +275,21 @@ class Refresher:
         prefix = f"hw{stream_table.id}_{stream_table.mode}_{definition.signature[:8]}"
         scratch = self._scratch(connection, prefix)
         target = self.target(stream_table, definition)
+        work = _Work(stream_table, definition, scratch, target, phases, request.engine or stream_table.engine)
         if choice.action == "delta" and self._is_current(stream_table, definition):
-            applied = self._delta(stream_table, definition, sources, choice, engine, scratch, target, phases)
+            applied, decision, traffic = self._delta(work, sources, choice)
         else:
-            with phases.measure("apply"):
-                applied = self._recompute(stream_table, definition, scratch, target)
+            applied, decision, traffic = self._recompute(work)
             outcome = replace(outcome, action="recompute", mode="full")
+        if applied != Applied() and stream_table.relation is not None:
+            self._written.add(stream_table.relation)
+        outcome = replace(
+            outcome,
+            engine=decision.engine,
+            engine_reason=decision.reason,
+            bytes_in=traffic.bytes_read if traffic and traffic.known else None,
+            bytes_out=traffic.bytes_written if traffic else None,
+        )
         with phases.measure("record"):
             connection.execute(query("catalog", "set_frontier"), {"id": stream_table.id})
             if stream_table.rebuild_reason is not None:
@@ -275,7 +335,9 @@ class Refresher:
             return _Choice("nothing", "no source changed", release=release)
         rows = sum(waiting.rows for waiting in found.values())
         names = ", ".join(sorted(labels[relation] for relation in changed))
-        return _Choice("delta", f"{rows} change row{'s' if rows != 1 else ''} in {names}", rows, changed)
+        reason = f"{rows} change row{'s' if rows != 1 else ''} in {names}"
+        pending = {relation: waiting.rows for relation, waiting in found.items()}
+        return _Choice("delta", reason, rows, changed, pending)
 
     def _frontier_can_move(self, stream_table: StreamTable) -> bool:
         assert stream_table.frontier is not None
@@ -285,15 +347,6 @@ class Refresher:
             (stream_table.frontier.snapshot,),
         )[0]
         return moved
-
-    def engine_for(self, stream_table: StreamTable, request: Request) -> Engine:
-        wanted = request.engine or stream_table.engine
-        if wanted == "spark":
-            raise EngineUnavailable(
-                f"{stream_table.label} cannot be refreshed on Spark: this version has no Spark engine",
-                hint=f"headwater alter {stream_table.label} --engine auto",
-            )
-        return PostgresEngine()
 
     def read_definition(self, stream_table: StreamTable) -> Definition:
         return self._reader.read(definition_oid(self._connection, stream_table.id))
@@ -312,60 +365,176 @@ class Refresher:
         columns = tuple((definition.columns[number - 1].name, number) for number in numbers)
         return Target(stream_table.label, storage.storage_sql(stream_table.id), table, columns)
 
-    def _delta(
-        self,
-        stream_table: StreamTable,
-        definition: Definition,
-        sources: list[CatalogSource],
-        choice: _Choice,
-        engine: Engine,
-        scratch: Scratch,
-        target: Target,
-        phases: Phases,
-    ) -> Applied:
-        plan, frontier = definition.plan, stream_table.frontier
+    def _delta(self, work: _Work, sources: list[CatalogSource], choice: _Choice) -> _Done:
+        plan, frontier = work.definition.plan, work.stream_table.frontier
         assert plan is not None
         assert frontier is not None
-        with phases.measure("stage"):
-            tables = {source.relation: str(source.change_table) for source in sources}
-            staged = stage(scratch, plan, choice.changed, tables, frontier)
-        if not staged.tables:  # what changed cancels out, or is in columns that the query does not read
-            return Applied()
-        return compute_and_apply(engine, scratch, plan, staged, target, phases)
+        tables = {source.relation: str(source.change_table) for source in sources}
+        with work.phases.measure("choose"):
+            decision = self._decide(work, plan, "delta", choice.rows_in)
 
-    def _recompute(
-        self, stream_table: StreamTable, definition: Definition, scratch: Scratch, target: Target
-    ) -> Applied:
+        def run(engine: Engine) -> str | None:
+            with work.phases.measure("stage"):
+                left = self._left_to_tasks(plan, choice) if engine.reads_unstaged else {}
+                staged = stage(work.scratch, plan, choice.changed, tables, frontier, left)
+            if not staged.tables:  # what changed cancels out, or is in columns that the query does not read
+                raise _Unchanged
+            return compute(engine, work.scratch, plan, staged, work.target, work.phases)
+
+        try:
+            affected, decision, traffic = self._computed(work, decision, "delta", run)
+        except _Unchanged:
+            return _Done(Applied(), Decision("postgres", "the changes cancel out"), None)
+        with work.phases.measure("apply"):
+            return _Done(apply(work.scratch, plan, work.target, affected), decision, traffic)
+
+    def _left_to_tasks(self, plan: IncrementalPlan, choice: _Choice) -> dict[int, int]:
+        """The sources with many change rows that are committed, and how many: tasks read them in place."""
+        return {
+            relation: choice.pending[relation]
+            for relation in scanned_directly(plan.root)
+            if choice.pending.get(relation, 0) > UNSTAGED_ROWS and relation not in self._written
+        }
+
+    def _recompute(self, work: _Work) -> _Done:
         """Brings the stored rows to the query's present result, touching only those that differ."""
+        stream_table, definition, scratch = work.stream_table, work.definition, work.scratch
         mode = definition.mode_for(stream_table.mode)
         if mode != stream_table.mode or not self._is_current(stream_table, definition):
-            return self._replace_storage(stream_table, definition, mode, scratch, target)
+            return self._replace_storage(work, mode)
         plan = definition.maintenance(mode)
+        with work.phases.measure("choose"):
+            decision = self._decide(work, plan, "recompute")
         if isinstance(plan, GroupPlan):
-            scratch.shape("result", plan.stored_sql(target.storage))
-            scratch.fill("result", plan.full_sql())
-            return apply_groups(scratch, plan, target, affected=None)
-        scratch.fill("delta", plan.difference_sql(target.storage))
-        try:
-            return apply_bag(scratch, plan, target)
-        except DriftDetected:  # the stored hashes are of texts that were changed since, as by a renamed label
-            return self._replace_storage(stream_table, definition, mode, scratch, target)
+            scratch.shape("result", plan.stored_sql(work.target.storage))
 
-    def _replace_storage(
-        self, stream_table: StreamTable, definition: Definition, mode: str, scratch: Scratch, target: Target
-    ) -> Applied:
+        def recompute(engine: Engine) -> None:
+            with work.phases.measure("compute"):
+                engine.recompute_all(scratch, plan, work.target.storage)
+
+        _, decision, traffic = self._computed(work, decision, "recompute", recompute)
+        with work.phases.measure("apply"):
+            try:
+                return _Done(apply(scratch, plan, work.target, None), decision, traffic)
+            except (
+                DriftDetected
+            ):  # the stored hashes are of texts that were changed since, as by a renamed label
+                return self._replace_storage(work, mode)
+
+    def _replace_storage(self, work: _Work, mode: str) -> _Done:
         """Loads new storage beside the old one, for what is stored has changed its shape or meaning."""
-        connection = self._connection
-        plan = definition.maintenance(mode)
-        successor, rows = storage.load_successor(connection, stream_table.id, plan)
-        view = sql.Identifier(stream_table.schema, stream_table.name).as_string(connection)
-        emit_difference(scratch, replace(target, storage=successor), plan, view)
-        storage.succeed(connection, stream_table.schema, stream_table.name, stream_table.id, plan)
-        connection.execute(
-            query("catalog", "set_fingerprint"),
-            {"id": stream_table.id, "fingerprint": definition.fingerprint(mode)},
+        connection, stream_table, plan = (
+            self._connection,
+            work.stream_table,
+            work.definition.maintenance(mode),
         )
-        return Applied(inserted=rows)
+        if work.target.change_table:
+            decision = Decision("postgres", "those that read it need the difference")
+        else:
+            decision = self._decide(work, plan, "recompute")
+        successor = storage.successor_sql(stream_table.id)
+        rows, decision, traffic = self.load(work.stream_table, plan, successor, work.phases, decision)
+        view = sql.Identifier(stream_table.schema, stream_table.name).as_string(connection)
+        with work.phases.measure("apply"):
+            emit_difference(work.scratch, replace(work.target, storage=successor), plan, view)
+            storage.succeed(connection, stream_table.schema, stream_table.name, stream_table.id, plan)
+            connection.execute(
+                query("catalog", "set_fingerprint"),
+                {"id": stream_table.id, "fingerprint": work.definition.fingerprint(mode)},
+            )
+        return _Done(Applied(inserted=rows), decision, traffic)
+
+    # engines
+
+    def decide_load(
+        self, stream_table: StreamTable, definition: Definition, plan: MaintenancePlan
+    ) -> Decision:
+        """The engine for the first load of a stream table."""
+        return self._dispatch.decide(
+            self._connection, self._settings, stream_table, definition, plan, stream_table.engine, "load"
+        )
+
+    def load(
+        self,
+        stream_table: StreamTable,
+        plan: MaintenancePlan,
+        table: str,
+        phases: Phases,
+        decision: Decision,
+    ) -> tuple[int, Decision, Traffic | None]:
+        """Makes new storage of this SQL name with all rows of the query; their number."""
+        connection = self._connection
+        if decision.program is not None:
+            self._left_database = True
+            try:
+                with self._dispatch.spark(
+                    connection,
+                    self._settings,
+                    stream_table,
+                    decision,
+                    "load",
+                    hidden=frozenset(self._written),
+                    phases=phases,
+                ) as (engine, pipeline):
+                    loaded = pipeline.job.table("load")
+                    storage.shape(pipeline.job.connection, loaded, plan)
+                    rows = engine.load(self._scratch(connection, f"hw{stream_table.id}_load"), loaded)
+                    with phases.measure("index"):
+                        pipeline.beside("indexing", lambda beside: storage.index(beside, loaded))
+                    storage.adopt(connection, loaded, table)
+                    pipeline.job.adopted("load")
+                    return rows, decision, pipeline.traffic
+            except (Inexact, EngineFailed, EngineUnavailable) as error:
+                decision = self._decisions[stream_table.id] = _fallback(decision, error)
+        with phases.measure("load"):
+            return storage.load(connection, table, plan), decision, None
+
+    def _decide(self, work: _Work, plan: MaintenancePlan, action: Action, rows: int = 0) -> Decision:
+        decision = self._dispatch.decide(
+            self._connection,
+            self._settings,
+            work.stream_table,
+            work.definition,
+            plan,
+            work.engine,
+            action,
+            rows,
+        )
+        self._decisions[work.stream_table.id] = decision
+        return decision
+
+    def explained(
+        self, stream_table: StreamTable, definition: Definition, plan: MaintenancePlan, recorder: Recorder
+    ) -> tuple[Engine, Decision]:
+        """The engine of an ordinary delta, writing down what it would do."""
+        return self._dispatch.explained(self._connection, stream_table, definition, plan, recorder)
+
+    def _computed(
+        self, work: _Work, decision: Decision, action: Action, run: Callable[[Engine], Result]
+    ) -> tuple[Result, Decision, Traffic | None]:
+        """Computes with the chosen engine, or with PostgreSQL where that one cannot after all."""
+        if decision.program is not None:
+            self._left_database = True
+            try:
+                with self._dispatch.spark(
+                    self._connection,
+                    self._settings,
+                    work.stream_table,
+                    decision,
+                    action,
+                    hidden=frozenset(self._written),
+                    phases=work.phases,
+                ) as (engine, pipeline):
+                    with self._connection.transaction():  # so that PostgreSQL can go on where Spark stopped
+                        return run(engine), decision, pipeline.traffic
+            except (Inexact, EngineFailed, EngineUnavailable) as error:
+                decision = _fallback(decision, error)
+            except (
+                psycopg.DataError
+            ) as error:  # met while reading for Spark; the query itself need not meet it
+                decision = _fallback(decision, Inexact(str(error.diag.message_primary)))
+            self._decisions[work.stream_table.id] = decision
+        return run(PostgresEngine()), decision, None
 
     def _mark_for_rebuild(self, stream_table_id: int, reason: str | None) -> None:
         self._connection.execute(
@@ -373,17 +542,32 @@ class Refresher:
         )
 
     def _record_failure(self, failed: _Failed, started: Phases) -> None:
-        if self._connection.closed or not catalog.stream_tables(self._connection, [failed.stream_table.id]):
+        """Leaves nothing of a failed refresh but the record of it, over another connection if need be."""
+        try:
+            if not self._connection.closed:
+                self._record_failure_over(self._connection, failed, started)
+                return
+        except psycopg.Error:
+            if not self._connection.closed:
+                raise
+        with suppress(psycopg.Error, HeadwaterError), self._dispatch.another_connection() as another:
+            self._record_failure_over(another, failed, started)
+
+    def _record_failure_over(self, connection: Connection, failed: _Failed, started: Phases) -> None:
+        stream_table, decision = failed.stream_table, self._decisions.get(failed.stream_table.id)
+        if self._left_database:
+            self._dispatch.sweep(connection)
+        if not catalog.stream_tables(connection, [stream_table.id]):
             return
-        stream_table = failed.stream_table
         history.record(
-            self._connection,
+            connection,
             Outcome(
                 stream_table=stream_table.label,
                 stream_table_id=stream_table.id,
                 action="delta" if stream_table.mode == "differential" else "recompute",
                 mode=stream_table.mode,
-                engine=stream_table.engine,
+                engine=decision.engine if decision is not None else stream_table.engine,
+                engine_reason=decision.reason if decision is not None else "",
                 reason="the refresh failed; nothing of it was applied",
                 elapsed=started.elapsed,
                 status="failed",
@@ -403,6 +587,9 @@ class Refresher:
             for source in catalog.sources_of(self._connection, outcome.stream_table_id)
             if source.change_table is not None
         }
+        # A dependent cleans up what it has consumed; a consumer outside the database may never come.
+        for source in consumers.followed(self._connection, [outcome.stream_table_id for outcome in moved]):
+            sources[source.id] = source
         try:
             with transaction(self._connection):
                 captured = list(sources.values())
@@ -433,52 +620,69 @@ def stage(
     scratch: Scratch,
     plan: BagPlan | GroupPlan,
     changed: frozenset[int],
-    change_tables: dict[int, str],
+    change_tables: Mapping[int, str],
     frontier: Frontier,
+    unstaged: Mapping[int, int] | None = None,
 ) -> Staged:
-    """Puts the consolidated change of each changed source into a table of its own, less those without any."""
+    """Puts the consolidated change of each changed source into a table of its own, less those without any.
+
+    Those in `unstaged`, with their number of change rows, are left where they are.
+    """
     wanted = referenced_columns(plan.root)
-    staged = {}
+    staged: dict[int, str] = {}
+    left: dict[int, Changes] = {}
     for number, source in enumerate(plan.sources):
-        if source.relation in changed:
-            table = f"source{number}"
-            changes = buffers.staging_sql(
-                source, wanted[source.relation], change_tables[source.relation], frontier
-            )
-            if scratch.fill(table, changes):
-                staged[source.relation] = scratch.name(table)
-    return Staged(staged)
+        relation = source.relation
+        if relation not in changed:
+            continue
+        where = (source, wanted[relation], change_tables[relation], frontier)
+        table = f"source{number}"
+        if unstaged and relation in unstaged:
+            staged[relation] = f"({buffers.changes_sql(*where)})"
+            left[relation] = Changes(buffers.change_table_sql(change_tables[relation]), unstaged[relation])
+        elif scratch.fill(table, buffers.staging_sql(*where)):
+            staged[relation] = scratch.name(table)
+    return Staged(staged, left)
 
 
-def compute_and_apply(
+def compute(
     engine: Engine,
     scratch: Scratch,
-    plan: BagPlan | GroupPlan,
+    plan: IncrementalPlan,
     staged: Staged,
     target: Target,
     phases: Phases,
-) -> Applied:
-    """The delta of a plan from staged changes of its sources, computed and applied."""
-    if isinstance(plan, BagPlan):
-        with phases.measure("compute"):
+) -> str | None:
+    """The delta of a plan from staged changes of its sources; the affected keys' table, if it has groups."""
+    with phases.measure("compute"):
+        if isinstance(plan, BagPlan):
             engine.bag_delta(scratch, plan, staged)
-        with phases.measure("apply"):
-            return apply_bag(scratch, plan, target)
-    scratch.shape("result", plan.stored_sql(target.storage))
-    if plan.algebra is None:
-        with phases.measure("compute"):
+            return None
+        scratch.shape("result", plan.stored_sql(target.storage))
+        if plan.algebra is None:
             engine.affected_keys(scratch, plan, staged)
             engine.recompute(scratch, plan, scratch.name("keys"))
-        affected = scratch.name("keys")
-    else:
-        with phases.measure("compute"):
-            engine.state_delta(scratch, plan, staged)
-            rescan = plan.rescan_sql(scratch.name("delta"), target.storage)
-            rescanned = None
-            if rescan is not None and scratch.fill("keys", rescan):
-                rescanned = scratch.name("keys")
-                engine.recompute(scratch, plan, rescanned)
-            scratch.fill("result", plan.merge_sql(scratch.name("delta"), target.storage, rescanned))
-        affected = scratch.name("delta")
-    with phases.measure("apply"):
+            return scratch.name("keys")
+        engine.state_delta(scratch, plan, staged)
+        rescan = plan.rescan_sql(scratch.name("delta"), target.storage)
+        rescanned = None
+        if rescan is not None and scratch.fill("keys", rescan):
+            rescanned = scratch.name("keys")
+            engine.recompute(scratch, plan, rescanned)
+        scratch.fill("result", plan.merge_sql(scratch.name("delta"), target.storage, rescanned))
+        return scratch.name("delta")
+
+
+def apply(scratch: Scratch, plan: MaintenancePlan, target: Target, affected: str | None) -> Applied:
+    """Applies what an engine computed."""
+    if isinstance(plan, GroupPlan):
         return apply_groups(scratch, plan, target, affected)
+    return apply_bag(scratch, plan, target)
+
+
+def _fallback(decision: Decision, error: Inexact | HeadwaterError) -> Decision:
+    """PostgreSQL instead of Spark: always for a value that Spark cannot hold, else unless Spark is forced."""
+    if isinstance(error, HeadwaterError) and decision.forced:
+        raise error
+    reason = str(error) if isinstance(error, Inexact) else error.message
+    return decision.instead(reason)

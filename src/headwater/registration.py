@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from headwater import catalog
-from headwater.capture.registry import capture, reinstall, release_superfluous
+from headwater.capture.registry import LIFECYCLE_LOCK, capture, reinstall, release_superfluous
 from headwater.catalog import Mode, StreamTable
 from headwater.db.connection import Connection, one, transaction
 from headwater.db.queries import query
@@ -19,8 +19,6 @@ from headwater.definition import Definition, DefinitionReader, definition_oid
 from headwater.errors import CyclicDependency, NotIncremental
 from headwater.plan.lineage import lineage
 from headwater.plan.operators import referenced_columns
-
-LIFECYCLE_LOCK = 4_855_311_378
 
 
 def effective_mode(label: str, requested: Mode, definition: Definition) -> Literal["differential", "full"]:

@@ -17,21 +17,38 @@ def storage_sql(stream_table_id: int) -> str:
     return _in_data(f"st_{stream_table_id}")
 
 
+def successor_sql(stream_table_id: int) -> str:
+    """The name of storage that will replace the present one."""
+    return _in_data(f"st_{stream_table_id}_successor")
+
+
 def load(connection: Connection, table: str, plan: MaintenancePlan) -> int:
     """Creates storage of this SQL name and fills it from the query; the number of its rows."""
-    # Room in each page lets an updated group stay in it, without a new index entry.
-    rows = connection.execute(
-        statement(f"CREATE TABLE {table} WITH (fillfactor = 90) AS {plan.full_sql()}")
-    ).rowcount
-    connection.execute(statement(f"CREATE INDEX ON {table} ({HASH})"))
-    connection.execute(statement(f"ANALYZE {table}"))
+    rows = connection.execute(_creation(table, plan)).rowcount
+    index(connection, table)
     return rows
 
 
-def load_successor(connection: Connection, stream_table_id: int, plan: MaintenancePlan) -> tuple[str, int]:
-    """Storage that will replace the present one, filled from the query: its SQL name, and its rows."""
-    table = _in_data(f"st_{stream_table_id}_successor")
-    return table, load(connection, table, plan)
+def shape(connection: Connection, table: str, plan: MaintenancePlan) -> None:
+    """Creates storage of this SQL name without rows."""
+    connection.execute(_creation(table, plan) + statement(" WITH NO DATA"))
+
+
+def index(connection: Connection, table: str) -> None:
+    """Completes storage that was filled."""
+    connection.execute(statement(f"CREATE INDEX ON {table} ({HASH})"))
+    connection.execute(statement(f"ANALYZE {table}"))
+
+
+def adopt(connection: Connection, table: str, name: str) -> None:
+    """Gives a table of a job the SQL name of storage."""
+    bare = sql.Identifier(name.rpartition(".")[2].strip('"'))
+    connection.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(statement(table), bare))
+
+
+def _creation(table: str, plan: MaintenancePlan) -> sql.Composed:
+    # Room in each page lets an updated group stay in it, without a new index entry.
+    return sql.Composed([statement(f"CREATE TABLE {table} WITH (fillfactor = 90) AS {plan.full_sql()}")])
 
 
 def succeed(

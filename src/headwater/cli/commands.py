@@ -6,7 +6,8 @@ import shlex
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, BinaryIO, TypeVar, get_args
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, TypeVar, get_args
 
 import click
 from rich.console import RenderableType
@@ -24,7 +25,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 SECTIONS = {
     "Setting up": ("init", "migrate", "set", "settings", "demo"),
-    "Stream tables": ("create", "alter", "drop", "refresh"),
+    "Stream tables": ("create", "alter", "drop", "refresh", "cancel"),
+    "Measuring": ("bench",),
     "Looking": ("list", "status", "history", "explain", "verify"),
 }
 WATCH_SECONDS = 1.0
@@ -53,6 +55,16 @@ def dsn_option(function: Function) -> Function:
         expose_value=False,
         callback=_remember,
         help=f"The database, as postgresql://user@host:5432/dbname; otherwise ${DSN_VARIABLE}.",
+    )(function)
+
+
+def private_dsn_option(function: Function) -> Function:
+    return click.option(
+        "--dsn",
+        metavar="DSN",
+        expose_value=False,
+        callback=_remember,
+        help="A database to use instead of a private one; what is made there is removed again.",
     )(function)
 
 
@@ -86,6 +98,17 @@ def shared_options(function: Function) -> Function:
 name_argument = click.argument("name")
 mode_option = click.option("--mode", type=click.Choice(get_args(Mode)), help="How it is kept fresh.")
 engine_option = click.option("--engine", type=click.Choice(get_args(EngineName)), help="What computes it.")
+
+
+def spark_options(function: Function) -> Function:
+    for name, metavar, words in (
+        ("--spark-conf", "K=V …", "Settings of Spark, separated by spaces."),
+        ("--spark-master", "MASTER", "Where Spark runs: local[*], spark://host:7077, k8s://…, yarn, sc://…"),
+    ):
+        function = click.option(name, metavar=metavar, expose_value=False, callback=_remember, help=words)(
+            function
+        )
+    return function
 
 
 @click.group(cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
@@ -185,17 +208,18 @@ def settings(invocation: Invocation) -> None:
 @click.option(
     "--seconds", type=click.FloatRange(min=0, min_open=True), default=60, show_default=True, help="How long."
 )
+@private_dsn_option
 @click.option(
-    "--dsn",
-    metavar="DSN",
-    expose_value=False,
-    callback=_remember,
-    help="A database to use instead of a private one; what the demo makes there it removes again.",
+    "--engine",
+    type=click.Choice(get_args(EngineName)),
+    default="spark",
+    show_default=True,
+    help="What computes the large stream table; postgres does without Spark.",
 )
 @debug_option
 @click.pass_obj
-def demo(invocation: Invocation, seconds: float) -> int:
-    """Show stream tables at work on a private PostgreSQL.
+def demo(invocation: Invocation, seconds: float, engine: EngineName) -> int:
+    """Show stream tables at work on a private PostgreSQL and a private Spark.
 
     It uses a database of yours only if --dsn names it, never the one in the environment.
 
@@ -205,7 +229,142 @@ def demo(invocation: Invocation, seconds: float) -> int:
     # Imported here, for it needs what the other verbs do not.
     from headwater.demo import run
 
-    return run(seconds=seconds, dsn=invocation.dsn, console=invocation.console)
+    return run(seconds=seconds, dsn=invocation.dsn, console=invocation.console, engine=engine)
+
+
+@cli.group()
+def bench() -> None:
+    """Measure Headwater against baselines in the same run.
+
+    On a private PostgreSQL, or in a schema of the database that --dsn names, which is removed again.
+
+    \b
+    Example: headwater bench delta --rows 100000 --plot delta.svg
+    """
+
+
+def bench_options(function: Function) -> Function:
+    plot = click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        help="Draw the figures into this file: .svg, .png or .pdf.",
+    )
+    return plot(spark_options(private_dsn_option(format_option(debug_option(function)))))
+
+
+@bench.command("delta")
+@click.option("--rows", type=click.IntRange(min=1), multiple=True, help="Rows of the table; may be repeated.")
+@click.option(
+    "--changes", type=click.IntRange(min=1), multiple=True, help="Rows that change; may be repeated."
+)
+@click.option("--repetitions", type=click.IntRange(min=1), default=5, show_default=True, help="How often.")
+@bench_options
+@click.pass_obj
+def bench_delta(
+    invocation: Invocation,
+    rows: tuple[int, ...],
+    changes: tuple[int, ...],
+    repetitions: int,
+    plot: Path | None,
+) -> None:
+    """Measure deltas in PostgreSQL and on Spark against recomputing.
+
+    \b
+    Example: headwater bench delta --rows 1000000 --changes 1 --changes 10000
+    """
+    from headwater.bench import delta
+    from headwater.bench.server import bench_database
+
+    with bench_database(invocation.dsn, invocation.tell) as dsn:
+        settings = {**invocation.settings, "max_buffer_rows": str(delta.BUFFER_ROWS)}
+        with Headwater(dsn, settings, invocation.tell) as hw:
+            hw.init()
+            found = list(
+                delta.measure(
+                    hw,
+                    sizes=rows or delta.SIZES,
+                    changes=changes or delta.CHANGES,
+                    repetitions=repetitions,
+                    progress=invocation.tell,
+                )
+            )
+    if plot is not None:
+        from headwater.bench.plot import deltas
+
+        deltas(found, plot)
+    invocation.present({"figure": "delta", "measurements": found}, show.deltas(found))
+
+
+def transfer_options(function: Function) -> Function:
+    for option in (
+        click.option(
+            "--repetitions", type=click.IntRange(min=1), default=3, show_default=True, help="How often."
+        ),
+        click.option("--tasks", type=click.IntRange(min=1), multiple=True, help="Tasks; may be repeated."),
+        click.option(
+            "--rows", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="How many rows."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@bench.command("read")
+@transfer_options
+@bench_options
+@click.pass_obj
+def bench_read(
+    invocation: Invocation, rows: int, tasks: tuple[int, ...], repetitions: int, plot: Path | None
+) -> None:
+    """Measure reading into Spark against bare COPY and Spark's JDBC source.
+
+    \b
+    Example: headwater bench read --rows 5000000 --spark-conf spark.jars=postgresql.jar
+    """
+    _transfer(invocation, "read", rows, tasks, repetitions, plot)
+
+
+@bench.command("write")
+@transfer_options
+@bench_options
+@click.pass_obj
+def bench_write(
+    invocation: Invocation, rows: int, tasks: tuple[int, ...], repetitions: int, plot: Path | None
+) -> None:
+    """Measure writing from Spark against bare COPY and Spark's JDBC sink.
+
+    \b
+    Example: headwater bench write --spark-conf spark.jars=postgresql.jar --plot write.svg
+    """
+    _transfer(invocation, "write", rows, tasks, repetitions, plot)
+
+
+def _transfer(
+    invocation: Invocation,
+    direction: Literal["read", "write"],
+    rows: int,
+    tasks: tuple[int, ...],
+    repetitions: int,
+    plot: Path | None,
+) -> None:
+    from headwater.bench import transfer
+    from headwater.bench.server import bench_database
+
+    counts = sorted(set(tasks)) or transfer.TASKS
+    # So many tasks at once, also where there are fewer cores.
+    given = {"spark_master": f"local[{max(counts)}]", **invocation.settings}
+    with bench_database(invocation.dsn, invocation.tell) as dsn:
+        with Headwater(dsn, given, invocation.tell) as hw:
+            hw.init()
+            found = (transfer.read if direction == "read" else transfer.write)(
+                hw, dsn, rows=rows, tasks=counts, repetitions=repetitions, progress=invocation.tell
+            )
+    if plot is not None:
+        from headwater.bench.plot import transfers
+
+        transfers(found.measurements, direction, plot)
+    document_ = {"figure": direction, "measurements": found.measurements, "notes": found.notes}
+    invocation.present(document_, show.transfers(found))
 
 
 # stream tables
@@ -219,6 +378,7 @@ def demo(invocation: Invocation, seconds: float) -> int:
 @mode_option
 @engine_option
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if there is a stream table of that name.")
+@spark_options
 @shared_options
 @click.pass_obj
 def create(
@@ -277,6 +437,7 @@ def _query(query: str | None, file: BinaryIO | None) -> str:
 @click.option("--no-schedule", is_flag=True, help="Refresh only when asked to.")
 @mode_option
 @engine_option
+@spark_options
 @shared_options
 @click.pass_obj
 def alter(
@@ -329,6 +490,7 @@ def drop(invocation: Invocation, name: str, cascade: bool, if_exists: bool) -> N
 @name_argument
 @click.option("--full", is_flag=True, help="Recompute it from its query.")
 @engine_option
+@spark_options
 @shared_options
 @click.pass_obj
 def refresh(invocation: Invocation, name: str, full: bool, engine: EngineName | None) -> None:
@@ -340,6 +502,23 @@ def refresh(invocation: Invocation, name: str, full: bool, engine: EngineName | 
     with invocation.connect() as hw:
         found = hw.refresh(name, full=full, engine=engine)
     invocation.present({"outcomes": [document.outcome(item) for item in found]}, show.outcomes(found))
+
+
+@cli.command()
+@name_argument
+@shared_options
+@click.pass_obj
+def cancel(invocation: Invocation, name: str) -> None:
+    """Cancel the refresh of a stream table that runs now.
+
+    It ends with an error that says so, and nothing of it is applied. The exit code is 1 if none is running.
+
+    \b
+    Example: headwater cancel revenue
+    """
+    with invocation.connect() as hw:
+        found = hw.cancel(name)
+    invocation.present({"cancelled": found}, show.cancelled(found))
 
 
 # looking

@@ -70,4 +70,7 @@ def outcome(value: Outcome) -> dict[str, Any]:
         "duration_ms": value.duration_ms,
         "phases": value.phases,
         "snapshot": value.snapshot,
+        "engine_reason": value.engine_reason,
+        "bytes_in": value.bytes_in,
+        "bytes_out": value.bytes_out,
     }

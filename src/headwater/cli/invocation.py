@@ -17,7 +17,6 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from rich.console import Console, RenderableType
 
-import headwater
 from headwater.api import Headwater
 from headwater.cli.document import encoded
 
@@ -47,6 +46,8 @@ class Invocation:
     dsn: str | None = None
     format: Literal["text", "json"] = "text"
     debug: bool = False
+    spark_master: str | None = None
+    spark_conf: str | None = None
 
     def connect(self) -> Headwater:
         dsn = self.dsn or os.environ.get(DSN_VARIABLE)
@@ -57,7 +58,18 @@ class Invocation:
                 f" or set the environment variable {DSN_VARIABLE}",
             )
         _check_dsn(dsn)
-        return headwater.connect(dsn)
+        return Headwater(dsn, self.settings, self.tell)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Those that options gave."""
+        given = {"spark_master": self.spark_master, "spark_conf": self.spark_conf}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def tell(self, message: str) -> None:
+        """What takes a while, to somebody who waits for it."""
+        if self.format == "text" and sys.stderr.isatty():
+            click.echo(click.style(f"{message} …", dim=True), err=True)
 
     @property
     def console(self) -> Console:

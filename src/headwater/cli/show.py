@@ -9,23 +9,30 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from headwater.bench.delta import DeltaCost
+from headwater.bench.transfer import Transfers
 from headwater.catalog import StreamTable
 from headwater.cli.document import plain
 from headwater.cli.invocation import PIPE_WIDTH, printable
 from headwater.config import Setting
 from headwater.db.privileges import Check
+from headwater.engine.dispatch import INSTEAD
 from headwater.explain import Explanation, Operator
 from headwater.history import HistoryEntry, Outcome
+from headwater.jobs import RunningJob
 from headwater.monitor import StreamTableStatus
 from headwater.verify import MOST_DIFFERENCES, Verification
 
 NOTHING = "-"
 OUTCOME_COLUMNS = "stream table,action,in,inserted,updated,deleted,took,engine,reason".split(",")
+BAR_WIDTH = 30
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -164,17 +171,24 @@ def outcomes(found: Sequence[Outcome]) -> RenderableType:
                 outcome.applied.deleted,
                 milliseconds(outcome.duration_ms),
                 outcome.engine,
-                outcome.reason,
+                _reason(outcome),
             )
             for outcome in found
         ],
     )
 
 
+def _reason(found: Outcome | HistoryEntry) -> str:
+    """Why it was refreshed this way, and why not by PostgreSQL, or not by Spark after all."""
+    if found.engine == "spark" or found.engine_reason.startswith(INSTEAD):
+        return f"{found.reason}; {found.engine}: {found.engine_reason}"
+    return found.reason
+
+
 def listing(found: Sequence[StreamTableStatus]) -> RenderableType:
     if not found:
         return lines("there are no stream tables", "next: headwater create --help")
-    return Reasoned(
+    drawn = Reasoned(
         ("stream table", "status", "mode", "engine", "schedule", "rows", "sources", "reason"),
         [
             (
@@ -190,12 +204,13 @@ def listing(found: Sequence[StreamTableStatus]) -> RenderableType:
             for status in found
         ],
     )
+    return Group(drawn, *running(found))
 
 
 def statuses(found: Sequence[StreamTableStatus], now: datetime) -> RenderableType:
     if not found:
         return lines("there are no stream tables", "next: headwater create --help")
-    return Reasoned(
+    drawn = Reasoned(
         ("stream table", "status", "mode", "rows", "waiting", "lag", "last refresh", "reason"),
         [
             (
@@ -211,10 +226,11 @@ def statuses(found: Sequence[StreamTableStatus], now: datetime) -> RenderableTyp
             for status in found
         ],
     )
+    return Group(drawn, *running(found))
 
 
-def status(found: StreamTableStatus, now: datetime) -> Table:
-    return pairs(
+def status(found: StreamTableStatus, now: datetime) -> RenderableType:
+    drawn = pairs(
         [
             ("stream table", found.stream_table),
             ("status", found.status),
@@ -231,6 +247,47 @@ def status(found: StreamTableStatus, now: datetime) -> Table:
             ("to be recomputed", found.rebuild_reason),
             ("frontier", found.frontier),
         ]
+    )
+    return Group(drawn, *running([found]))
+
+
+def running(found: Sequence[StreamTableStatus]) -> list[RenderableType]:
+    """The refreshes that run now; nothing if none does."""
+    shown = [part for status in found if status.job is not None for part in _job(status.job)]
+    return [heading("running"), *shown] if shown else []
+
+
+def _job(job: RunningJob) -> Iterable[RenderableType]:
+    stage = f": {job.stage}" if job.stage else ""
+    doing = "being cancelled" if job.cancel_requested else f"{job.phase}{stage}"
+    yield lines(f"{job.stream_table}  {_kind(job)}  {milliseconds(job.elapsed_ms)}  {doing}")
+    rows = _count(job.rows, "row") if job.rows is not None else ""
+    if job.tasks:
+        done = min(job.tasks_done or 0, job.tasks)
+        drawn = Table.grid(padding=(0, 2, 0, 0))
+        drawn.add_row(
+            Padding(ProgressBar(total=job.tasks, completed=done, width=BAR_WIDTH), (0, 0, 0, 2)),
+            f"{done} of {_count(job.tasks, 'task')}",
+            rows,
+        )
+        yield drawn
+    elif rows:
+        yield lines(f"  {rows}")
+    if job.ui:
+        yield lines(f"  Spark UI: {job.ui}")
+
+
+def _kind(job: RunningJob) -> str:
+    return f"{job.action or 'refresh'} on {job.engine}"
+
+
+def cancelled(found: Sequence[RunningJob]) -> Text:
+    return lines(
+        *(
+            f"cancelled {_kind(job)} of {job.stream_table} after {milliseconds(job.elapsed_ms)}"
+            for job in found
+        ),
+        "next: headwater history shows how it ended",
     )
 
 
@@ -259,7 +316,7 @@ def history(found: Sequence[HistoryEntry], now: datetime) -> RenderableType:
                 entry.rows_deleted,
                 milliseconds(entry.duration_ms),
                 entry.engine,
-                f"{entry.reason}: {entry.error}" if entry.error else entry.reason,
+                f"{entry.reason}: {entry.error}" if entry.error else _reason(entry),
             )
             for entry in found
         ],
@@ -283,6 +340,41 @@ def explanation(found: Explanation, console: Console) -> RenderableType:
     for number, step in enumerate(found.steps, 1):
         shown += [heading(f"step {number}: {step.name}"), _sql(step.sql, console)]
     return Group(*shown)
+
+
+def deltas(found: Sequence[DeltaCost]) -> RenderableType:
+    return table(
+        ("rows", "changed", "engine", "ms", "of the database", "against recomputing", "against PostgreSQL"),
+        [
+            (
+                f"{item.table_rows:,}",
+                f"{item.changed_rows:,}",
+                item.engine,
+                f"{item.elapsed_ms:,.1f}",
+                f"{item.database_ms:,.1f}",
+                f"{item.against_full:,.2f} ×",
+                f"{item.against_postgres:,.2f} ×",
+            )
+            for item in found
+        ],
+    )
+
+
+def transfers(found: Transfers) -> RenderableType:
+    measured = table(
+        ("tasks", "way", "rows/s", "against bare COPY", "against JDBC"),
+        [
+            (
+                str(item.tasks),
+                item.way,
+                f"{item.rows_per_second:,.0f}",
+                f"{item.against_copy:,.2f} ×",
+                NOTHING if item.against_jdbc is None else f"{item.against_jdbc:,.2f} ×",
+            )
+            for item in found.measurements
+        ],
+    )
+    return Group(measured, *found.notes)
 
 
 def heading(text: str) -> Text:

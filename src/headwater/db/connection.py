@@ -9,10 +9,17 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import IsolationLevel
+from psycopg import IsolationLevel, sql
 from psycopg.rows import TupleRow
 
-from headwater.errors import ConnectionFailed, HeadwaterError, LockNotAvailable, MissingPrivilege
+from headwater.errors import (
+    ConnectionFailed,
+    HeadwaterError,
+    LockNotAvailable,
+    MissingPrivilege,
+    RefreshCancelled,
+    RefreshFailed,
+)
 
 Connection = psycopg.Connection[TupleRow]
 Result = TypeVar("Result")
@@ -41,6 +48,9 @@ SERIALIZATION_FAILURES = frozenset({"40001", "40P01"})
 LOCK_NOT_AVAILABLE = "55P03"
 RETRYABLE = SERIALIZATION_FAILURES | {LOCK_NOT_AVAILABLE}
 INSUFFICIENT_PRIVILEGE = "42501"
+IDLE_IN_TRANSACTION = "25P03"  # for longer than the server allows, which then ends the connection
+CANCELLED = "nothing of it was applied; if it took too long, headwater set statement_timeout allows more"
+QUERY_CANCELED = "57014"  # by somebody, or by statement_timeout: only the message tells which
 
 
 def connect(dsn: str) -> Connection:
@@ -53,11 +63,14 @@ def connect(dsn: str) -> Connection:
             detail=str(error).strip(),
             hint="check --dsn or HEADWATER_DSN, for example postgresql://user@host:5432/dbname",
         ) from error
+    # One statement for each would take longer than connecting does; they are evaluated from left to right.
+    settings = ", ".join(["set_config(%s, %s, false)"] * len(PINNED_SETTINGS))
     connection.execute(
-        "SELECT set_config('headwater.user_search_path', current_setting('search_path'), false)"
+        sql.SQL(
+            "SELECT set_config('headwater.user_search_path', current_setting('search_path'), false), {}"
+        ).format(sql.SQL(settings)),
+        [part for setting in PINNED_SETTINGS.items() for part in setting],
     )
-    for name, value in PINNED_SETTINGS.items():
-        connection.execute("SELECT set_config(%s, %s, false)", (name, value))
     return connection
 
 
@@ -101,7 +114,7 @@ def translated(error: psycopg.Error, what: str, kind: type[HeadwaterError]) -> H
     detail = error.diag.message_detail or ""
     hint = error.diag.message_hint or ""
     broken = error.sqlstate is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    if broken or (error.sqlstate or "").startswith(("08", "57P")):
+    if broken or (error.sqlstate or "").startswith(("08", "57P", IDLE_IN_TRANSACTION)):
         return ConnectionFailed(f"{what}: the connection to the database broke", detail=message)
     if error.sqlstate == INSUFFICIENT_PRIVILEGE:
         return MissingPrivilege(
@@ -111,6 +124,8 @@ def translated(error: psycopg.Error, what: str, kind: type[HeadwaterError]) -> H
         )
     if error.sqlstate == LOCK_NOT_AVAILABLE:
         return LockNotAvailable(f"{what}: {message}", detail=detail, hint="repeat the command")
+    if error.sqlstate == QUERY_CANCELED and kind is RefreshFailed:
+        return RefreshCancelled(f"{what} was cancelled: {message}", detail=detail, hint=CANCELLED)
     return kind(f"{what}: {message}", detail=detail, hint=hint)
 
 

@@ -83,6 +83,23 @@ CREATE TABLE headwater.frontier (
     PRIMARY KEY (stream_table_id, node)
 );
 
+-- Queries outside the database that follow the changes of a stream table.
+CREATE TABLE headwater.consumer (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name         text NOT NULL UNIQUE,
+    source_id    bigint NOT NULL REFERENCES headwater.source ON DELETE CASCADE,  -- the stream table as a source
+    columns      smallint[] NOT NULL,   -- those that are captured for it
+    epoch        integer NOT NULL DEFAULT 1,  -- counts how often it was started anew; offsets of another are refused
+    start        text NOT NULL CHECK (start IN ('now', 'snapshot')),
+    initial      pg_snapshot,           -- where it began; null until its changes are captured
+    snapshot     pg_snapshot,           -- what it has behind it: change rows not visible in it are kept; null when given up
+    committed    boolean NOT NULL DEFAULT false,  -- whether it has moved on from where it began
+    given_up     text,                  -- why its change rows are not kept any more
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    last_seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX ON headwater.consumer (source_id);
+
 CREATE TABLE headwater.refresh (
     id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     stream_table_id bigint NOT NULL REFERENCES headwater.stream_table ON DELETE CASCADE,
@@ -100,9 +117,45 @@ CREATE TABLE headwater.refresh (
     rows_inserted   bigint,
     rows_updated    bigint,
     rows_deleted    bigint,
-    phases          jsonb NOT NULL DEFAULT '{}'  -- milliseconds by phase
+    phases          jsonb NOT NULL DEFAULT '{}',  -- milliseconds by phase
+    bytes_in        bigint,             -- read from the database by an engine outside it
+    bytes_out       bigint,             -- written back by it
+    engine_reason   text NOT NULL DEFAULT ''  -- why this engine
 );
 CREATE INDEX ON headwater.refresh (stream_table_id, id);
+
+-- A refresh that runs outside the database, as other processes see it. Its row lives as long as it does: whoever
+-- started it holds the advisory lock (1214608, id) all the time, and a row without that lock is a dead job's.
+-- Unlogged, for no job survives a crash of the server.
+CREATE UNLOGGED TABLE headwater.job (
+    id                  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    stream_table_id     bigint NOT NULL REFERENCES headwater.stream_table ON DELETE CASCADE,
+    started_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    coordinator         integer NOT NULL,  -- the backend whose transaction the refresh is
+    client              text NOT NULL,     -- host:pid of the process
+    engine              text NOT NULL,
+    action              text NOT NULL,
+    phase               text NOT NULL,
+    progress            jsonb NOT NULL DEFAULT '{}',  -- of the phase: tasks, tasks_done, rows, bytes, stage
+    application         text,              -- as Spark calls it
+    ui                  text,              -- address of Spark's user interface, if it is on
+    cancel_requested_at timestamptz
+);
+CREATE INDEX ON headwater.job (stream_table_id);
+-- Numbers are in the names of tables that a crash of the server leaves behind: they must not start over.
+ALTER SEQUENCE headwater.job_id_seq SET LOGGED;
+
+-- What tasks have written, each in the transaction that wrote it: one that runs twice finds its part taken.
+-- Also what they have read, in all attempts together.
+CREATE UNLOGGED TABLE headwater.job_part (
+    job_id bigint NOT NULL REFERENCES headwater.job ON DELETE CASCADE,
+    part   text NOT NULL,
+    number integer NOT NULL,
+    rows   bigint NOT NULL,
+    bytes  bigint NOT NULL DEFAULT 0,
+    ms     double precision NOT NULL DEFAULT 0,  -- how long the database took for them
+    PRIMARY KEY (job_id, part, number)
+);
 
 CREATE TABLE headwater.setting (
     name       text PRIMARY KEY,
@@ -202,6 +255,68 @@ SELECT r.id,
        r.error,
        r.sqlstate,
        r.snapshot,
-       r.phases
+       r.phases,
+       r.engine_reason,
+       r.bytes_in,
+       r.bytes_out
 FROM headwater.refresh r
 JOIN headwater.stream_tables st ON st.id = r.stream_table_id;
+
+-- Jobs whose process lives, and refreshes inside the database, which are told by the name of their transaction.
+CREATE VIEW headwater.running_jobs AS
+WITH held AS MATERIALIZED (
+    SELECT l.objid::bigint AS number
+    FROM pg_catalog.pg_locks l
+    WHERE l.locktype = 'advisory' AND l.classid = 1214608 AND l.objsubid = 2
+      AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
+), job AS (
+    SELECT * FROM headwater.job WHERE id & 2147483647 IN (SELECT number FROM held)
+)
+SELECT j.id,
+       st.stream_table,
+       j.engine,
+       j.action,
+       j.phase,
+       (j.progress ->> 'tasks')::bigint AS tasks,
+       (j.progress ->> 'tasks_done')::bigint AS tasks_done,
+       (j.progress ->> 'rows')::bigint AS rows,
+       (j.progress ->> 'bytes')::bigint AS bytes,
+       j.progress ->> 'stage' AS stage,
+       j.started_at,
+       extract(epoch FROM clock_timestamp() - j.started_at) * 1000 AS elapsed_ms,
+       j.coordinator,
+       j.client,
+       j.application,
+       j.ui,
+       j.cancel_requested_at IS NOT NULL AS cancel_requested
+FROM job j
+JOIN headwater.stream_tables st ON st.id = j.stream_table_id
+UNION ALL
+SELECT NULL,
+       st.stream_table,
+       CASE WHEN EXISTS (SELECT FROM job j WHERE j.coordinator = a.pid) THEN 'spark' ELSE 'postgres' END,
+       NULL,
+       CASE WHEN a.wait_event_type = 'Lock' THEN 'waiting' ELSE 'running' END,
+       NULL, NULL, NULL, NULL, NULL,
+       a.xact_start,
+       extract(epoch FROM clock_timestamp() - a.xact_start) * 1000,
+       a.pid,
+       coalesce(a.client_hostname, host(a.client_addr)),
+       NULL, NULL, false
+FROM pg_catalog.pg_stat_activity a
+JOIN headwater.stream_tables st
+  ON st.id = substring(a.application_name FROM '^headwater refresh (\d{1,18})$')::bigint
+WHERE a.datname = current_database() AND a.xact_start IS NOT NULL
+  AND NOT EXISTS (SELECT FROM job j WHERE j.coordinator = a.pid AND j.stream_table_id = st.id);
+
+CREATE VIEW headwater.consumers AS
+SELECT c.name AS consumer,
+       st.stream_table,
+       CASE WHEN c.given_up IS NOT NULL THEN 'given up' WHEN c.committed THEN 'active' ELSE 'starting' END AS status,
+       c.given_up AS reason,
+       c.snapshot,
+       c.created_at,
+       c.last_seen_at
+FROM headwater.consumer c
+JOIN headwater.source s ON s.id = c.source_id
+JOIN headwater.stream_tables st ON st.id = s.stream_table_id;

@@ -74,9 +74,12 @@ class Recorder(Scratch):
         return 0 if table == "gone" else 1  # nothing is missing, everything else is worth showing
 
     def run(self, what: str, text: str) -> int:
-        self.statements.append((what, text))
+        self.note(what, text)
         return 0
 
-    def row(self, what: str, text: str) -> TupleRow:
+    def note(self, what: str, text: str) -> None:
         self.statements.append((what, text))
+
+    def row(self, what: str, text: str) -> TupleRow:
+        self.note(what, text)
         return (0, 0, 0)

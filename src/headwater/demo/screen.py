@@ -19,8 +19,8 @@ from headwater.demo.shop import SCHEMA
 from headwater.verify import Verification
 
 WIDE = 84
-TALL = 28
-PICTURE = ConsoleDimensions(100, 30)
+TALL = 30
+PICTURE = ConsoleDimensions(100, 32)
 BORDER = "bright_black"
 ACCENT = "cyan"
 GOOD, BAD = "green", "bold red"
@@ -47,7 +47,7 @@ def frame(board: Board, size: ConsoleDimensions) -> RenderableType:
         else:
             parts.append(_writer_line(board))
             # What is left under the table, which has two lines for each stream table when there is room.
-            used = 1 + (14 if tall else 9) + 2 + 3 + 2
+            used = 1 + (4 + len(board.rows) * (2 if tall else 1)) + 2 + 3 + 2
             parts.append(_top_panel(board, rows=max(1, min(8, size.height - used - 1)), bars=False))
         for problem in list(board.problems)[:2]:
             parts.append(Text(f"✗ {problem.splitlines()[0]}", style=BAD, overflow="ellipsis", no_wrap=True))
@@ -151,7 +151,7 @@ def _writer_panel(board: Board) -> RenderableType:
     grid.add_row("orders cancelled", f"{done.cancelled:,}")
     grid.add_row("prices changed", f"{done.priced:,}")
     grid.add_row("customers moved", f"{done.moved:,}")
-    grid.add_row("", "")
+    grid.add_row("pages viewed", f"{done.viewed:,}")
     grid.add_row("rows", _row_counts(board))
     return Panel(grid, title="the shop writes", title_align="left", border_style=BORDER)
 

@@ -17,6 +17,8 @@ from headwater.db.connection import Connection
 SCHEMA = "headwater_shop"
 SEED = 20
 CUSTOMERS, PRODUCTS, ORDERS, ITEMS = 10_000, 300, 100_000, 250_000
+VIEWS = 1_000_000
+VIEWS_AT_ONCE = 40
 OPEN_SHARE = 0.1
 
 REGIONS = ("Amazon", "Congo", "Danube", "Ganges", "Mekong", "Nile", "Rhine", "Yukon")
@@ -52,6 +54,10 @@ CREATE TABLE {SCHEMA}.order_items (
     price numeric(10,2) NOT NULL,
     PRIMARY KEY (order_id, line)
 );
+CREATE TABLE {SCHEMA}.page_views (
+    product_id integer NOT NULL,
+    milliseconds integer NOT NULL
+);
 """
 
 KEYS = f"""
@@ -61,7 +67,7 @@ ALTER TABLE {SCHEMA}.order_items
     ADD FOREIGN KEY (product_id) REFERENCES {SCHEMA}.products;
 CREATE INDEX ON {SCHEMA}.orders (customer_id);
 CREATE INDEX ON {SCHEMA}.order_items (product_id);
-ANALYZE {SCHEMA}.customers, {SCHEMA}.products, {SCHEMA}.orders, {SCHEMA}.order_items;
+ANALYZE {SCHEMA}.customers, {SCHEMA}.products, {SCHEMA}.orders, {SCHEMA}.order_items, {SCHEMA}.page_views;
 """
 
 
@@ -72,6 +78,7 @@ class Example:
     name: str
     shows: str  # the parts of SQL that it is here for
     query: str
+    large: bool = False  # for Spark
 
     @property
     def label(self) -> str:
@@ -134,6 +141,17 @@ EXAMPLES = (
         GROUP BY floor(revenue / 50000) * 50000
         """,
     ),
+    Example(
+        "views_by_category",
+        f"{VIEWS:,} rows on Spark",
+        f"""
+        SELECT p.category, count(*) AS views, sum(v.milliseconds) AS milliseconds,
+               avg(v.milliseconds) AS average
+        FROM {SCHEMA}.page_views AS v JOIN {SCHEMA}.products AS p ON p.id = v.product_id
+        GROUP BY p.category
+        """,
+        large=True,
+    ),
 )
 
 
@@ -150,6 +168,7 @@ class Written:
     cancelled: int = 0
     priced: int = 0
     moved: int = 0
+    viewed: int = 0
 
 
 class Shop:
@@ -168,6 +187,7 @@ class Shop:
             self._cancel_order,
             self._change_price,
             self._move_customer,
+            self._view_pages,
         )
 
     def load(self, connection: Connection) -> None:
@@ -201,11 +221,16 @@ class Shop:
                 for number in range(1, ORDERS + 1):
                     for line in range(1, lines[number - 1] + 1):
                         copy.write_row((number, line, *self._item()))
+        connection.execute(
+            f"INSERT INTO {SCHEMA}.page_views SELECT 1 + i %% {PRODUCTS}, 100 + i::bigint * 7919 %% 20000"
+            " FROM generate_series(1, %s) AS i",
+            (VIEWS,),
+        )
         connection.execute(KEYS)
 
     def trade(self, connection: Connection) -> None:
         """One transaction of the shop's day."""
-        [operation] = self._random.choices(self._operations, weights=(48, 22, 6, 14, 10))
+        [operation] = self._random.choices(self._operations, weights=(44, 20, 6, 12, 8, 10))
         with connection.transaction():
             operation(connection)
         self.written.transactions += 1
@@ -268,6 +293,15 @@ class Shop:
         )
         self.written.moved += 1
         self.written.updated += 1
+
+    def _view_pages(self, connection: Connection) -> None:
+        connection.execute(
+            f"INSERT INTO {SCHEMA}.page_views SELECT 1 + (random() * {PRODUCTS - 1})::integer, 100 + i * 37"
+            " FROM generate_series(1, %s) AS i",
+            (VIEWS_AT_ONCE,),
+        )
+        self.written.viewed += VIEWS_AT_ONCE
+        self.written.inserted += VIEWS_AT_ONCE
 
     def _take_open(self) -> int:
         return self._open.pop(self._random.randrange(len(self._open)))

@@ -27,10 +27,12 @@ from rich.console import Console
 from rich.live import Live
 
 from headwater.api import Headwater, connect
+from headwater.catalog import EngineName
+from headwater.config import Settings
 from headwater.db.connection import Connection, one, translated
 from headwater.demo import screen
 from headwater.demo.board import Board, Speed
-from headwater.demo.shop import EXAMPLES, ITEMS, ORDERS, SCHEMA, Shop, connect_writer
+from headwater.demo.shop import EXAMPLES, ITEMS, ORDERS, SCHEMA, VIEWS, Shop, connect_writer
 from headwater.embedded import Server, find_installation
 from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound
 
@@ -45,17 +47,17 @@ DEMO_LOCK = 4_855_311_390
 INTERRUPTED = 130
 
 
-def run(seconds: float, dsn: str | None, console: Console) -> int:
+def run(seconds: float, dsn: str | None, console: Console, engine: EngineName = "spark") -> int:
     """Shows stream tables at work; 0 if every verification was equal and every refresh went well.
 
-    Without a DSN on a private server, which is gone afterwards; with one in a schema of that database.
-    Raises HeadwaterError when it cannot even begin.
+    Without a DSN on a private server, which is gone afterwards; with one in a schema of that database. The
+    engine is that of the large stream table. Raises HeadwaterError when it cannot even begin.
     """
     interrupts = _Interrupts()
-    with interrupts.installed():
+    with interrupts.installed(), _spark(engine, console):
         try:
             with _database(dsn, console, interrupts) as (address, description):
-                board = _perform(seconds, address, description, console, interrupts)
+                board = _perform(seconds, address, description, engine, console, interrupts)
         except KeyboardInterrupt:
             console.print("Stopped before there was a result. What the demo made is removed.")
             return INTERRUPTED
@@ -65,10 +67,33 @@ def run(seconds: float, dsn: str | None, console: Console) -> int:
     return 1 if board.problems else 0
 
 
-def _perform(seconds: float, dsn: str, description: str, console: Console, interrupts: _Interrupts) -> Board:
+@contextmanager
+def _spark(engine: EngineName, console: Console) -> Iterator[None]:
+    """Spark, started while the shop is being loaded, gone afterwards."""
+    if engine == "postgres":
+        yield
+        return
+    from headwater.engine.spark.session import runtime
+
+    console.print("Starting Spark in the background …", style="dim", highlight=False)
+    runtime().start_in_background(Settings())
+    try:
+        yield
+    finally:
+        runtime().stop()
+
+
+def _perform(
+    seconds: float,
+    dsn: str,
+    description: str,
+    engine: EngineName,
+    console: Console,
+    interrupts: _Interrupts,
+) -> Board:
     shop = Shop()
     with connect(dsn) as headwater, connect_writer(dsn) as writer:
-        _prepare(headwater, shop, console, interrupts)
+        _prepare(headwater, shop, engine, console, interrupts)
         board = Board(description, seconds, shop.written)
         board.start()
         workers = [
@@ -173,15 +198,24 @@ def _drop_everything(headwater: Headwater) -> None:
     headwater.connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
 
 
-def _prepare(headwater: Headwater, shop: Shop, console: Console, interrupts: _Interrupts) -> None:
+def _prepare(
+    headwater: Headwater, shop: Shop, engine: EngineName, console: Console, interrupts: _Interrupts
+) -> None:
     interrupts.checkpoint()
-    with _step(console, f"Loading a shop with {ORDERS:,} orders of {ITEMS:,} items"):
+    with _step(console, f"Loading a shop with {ORDERS:,} orders of {ITEMS:,} items and {VIEWS:,} page views"):
         with headwater.connection.transaction():
             shop.load(headwater.connection)
-    with _step(console, f"Creating {len(EXAMPLES)} stream tables"):
-        for example in EXAMPLES:
+    small = [example for example in EXAMPLES if not example.large]
+    with _step(console, f"Creating {len(small)} stream tables in PostgreSQL"):
+        for example in small:
             interrupts.checkpoint()
-            headwater.create(example.label, example.query, mode="differential")
+            headwater.create(example.label, example.query, mode="differential", engine="postgres")
+    where = {"postgres": "in PostgreSQL", "spark": "on Spark", "auto": "where it costs less"}[engine]
+    for example in EXAMPLES:
+        if example.large:
+            interrupts.checkpoint()
+            with _step(console, f"Creating {example.name} over {VIEWS:,} rows {where}"):
+                headwater.create(example.label, example.query, mode="differential", engine=engine)
 
 
 # the workers

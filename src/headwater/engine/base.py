@@ -5,7 +5,7 @@ The tables that an engine fills are the contract with `apply`, whichever engine 
 - `delta` of a bag: the user's columns, the hash of the row, the weight;
 - `delta` of groups with an algebra: the key, its hash, and what to add to each state;
 - `keys` of groups without one: the affected keys;
-- `result` of groups: the complete new rows of the affected keys that still exist.
+- `result` of groups: the complete new rows of the affected keys that still exist, or of all keys.
 """
 
 from __future__ import annotations
@@ -13,8 +13,19 @@ from __future__ import annotations
 from typing import Protocol
 
 from headwater.db.work import Scratch
-from headwater.plan.maintain import BagPlan, GroupPlan
+from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
 from headwater.plan.render import Staged
+
+OF_EXPRESSIONS = ("21", "22", "23", "2F", "38", "39", "P0")
+"""Classes of SQLSTATEs that evaluating an expression gives, users' functions and domains included.
+
+An engine that evaluates an expression for more rows than the query does, or reads a value back, may meet one
+where the query itself does not.
+"""
+
+
+class Inexact(Exception):
+    """The engine met a value that it cannot hold or compute exactly; PostgreSQL can. Says which."""
 
 
 class Engine(Protocol):
@@ -23,6 +34,10 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """As the history records it."""
+
+    @property
+    def reads_unstaged(self) -> bool:
+        """Whether it reads change rows in parallel where they are, and consolidates them itself."""
 
     def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
         """Fills `delta` of a bag."""
@@ -35,3 +50,6 @@ class Engine(Protocol):
 
     def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> None:
         """Fills `result` with the rows of the groups in a key table, as they are now."""
+
+    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> None:
+        """Fills `result` of groups with all there are, or `delta` of a bag with what differs from storage."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.db.work import Scratch
-from headwater.plan.maintain import BagPlan, GroupPlan
+from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
 from headwater.plan.render import Staged
 
 
@@ -11,6 +11,7 @@ class PostgresEngine:
     """Every plan runs here, for every plan is the user's own SQL."""
 
     name = "postgres"
+    reads_unstaged = False
 
     def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
         scratch.fill("delta", plan.delta_sql(staged))
@@ -23,3 +24,9 @@ class PostgresEngine:
 
     def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> None:
         scratch.fill("result", plan.recompute_sql(keys))
+
+    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> None:
+        if isinstance(plan, GroupPlan):
+            scratch.fill("result", plan.full_sql())
+        else:
+            scratch.fill("delta", plan.difference_sql(storage))

@@ -65,16 +65,16 @@ class RecomputePlan:
     def hides_groups(self) -> bool:
         return False
 
-    def full_sql(self) -> str:
-        """All rows as they are stored, recomputed from the sources."""
+    def full_sql(self, rows: str | None = None) -> str:
+        """All rows as they are stored: those of the query, or of another one that computes the same."""
         columns = ", ".join(f"z.{column.sql}" for column in self.outputs)
-        return f"SELECT {columns}, {self._hash('z')} AS {HASH} FROM (\n{self.query}\n) AS z"
+        return f"SELECT {columns}, {self._hash('z')} AS {HASH} FROM (\n{rows or self.query}\n) AS z"
 
-    def difference_sql(self, storage: str) -> str:
+    def difference_sql(self, storage: str, rows: str | None = None) -> str:
         """The weighted change that turns the stored rows into the query's present result."""
         columns = ", ".join(column.sql for column in self.outputs)
-        return self._delta_sql(
-            f"SELECT {columns}, 1::bigint AS {WEIGHT} FROM (\n{self.query}\n) AS n\n"
+        return self.weighted_sql(
+            f"SELECT {columns}, 1::bigint AS {WEIGHT} FROM (\n{rows or self.query}\n) AS n\n"
             f"UNION ALL\nSELECT {columns}, -1 FROM {storage}"
         )
 
@@ -91,7 +91,8 @@ class RecomputePlan:
             ]
         )
 
-    def _delta_sql(self, weighted: str) -> str:
+    def weighted_sql(self, weighted: str) -> str:
+        """Weighted rows consolidated into the change of the stored rows."""
         columns = ", ".join(f"z.{column.sql}" for column in self.outputs)
         delta = consolidated_sql(weighted, self.outputs)
         return f"SELECT {columns}, {self._hash('z')} AS {HASH}, z.{WEIGHT} FROM (\n{delta}\n) AS z"
@@ -116,7 +117,7 @@ class BagPlan(RecomputePlan):
 
     def delta_sql(self, staged: Staged) -> str:
         """The weighted change of the stored rows."""
-        return self._delta_sql(delta_sql(self.body, staged))
+        return self.weighted_sql(delta_sql(self.body, staged))
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class GroupPlan:
     def affected_sql(self, staged: Staged) -> str:
         """The distinct keys that occur in the input's delta."""
         delta = consolidated_sql(delta_sql(self.aggregate.input, staged), self.rows)
-        return f"SELECT DISTINCT {self._key_columns('d')} FROM (\n{delta}\n) AS d"
+        return f"SELECT DISTINCT {self.key_columns('d')} FROM (\n{delta}\n) AS d"
 
     def state_delta_sql(self, staged: Staged) -> str:
         """For each affected key what to add to its stored state."""
@@ -201,7 +202,7 @@ class GroupPlan:
         ]
         keys = [f"d.{key.sql}" for key in self.keys]
         group = f" GROUP BY {', '.join(keys)}" if keys else ""
-        return f"SELECT {', '.join([self._key_columns('d'), *columns])} FROM (\n{delta}\n) AS d{group}"
+        return f"SELECT {', '.join([self.key_columns('d'), *columns])} FROM (\n{delta}\n) AS d{group}"
 
     def rescan_sql(self, delta_table: str, storage: str) -> str | None:
         """The keys whose state cannot be had by adding, or None if that cannot happen."""
@@ -230,7 +231,7 @@ class GroupPlan:
             f" LEFT JOIN {storage} AS s ON {self.same_key('s', 'd')}"
             + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
         )
-        return self._finished_sql(merged_states) + (f" WHERE g.{ROW_COUNT} <> 0" if self.keys else "")
+        return self.finished_sql(merged_states) + (f" WHERE g.{ROW_COUNT} <> 0" if self.keys else "")
 
     @cached_property
     def key_table_columns(self) -> tuple[str, ...]:
@@ -260,7 +261,7 @@ class GroupPlan:
         ]
         return " AND ".join([f"{left}.{HASH} = {right}.{HASH}", *keys])
 
-    def _key_columns(self, alias: str) -> str:
+    def key_columns(self, alias: str) -> str:
         """The key, its hash, and whether it has a NULL."""
         keys = [f"{alias}.{key.sql}" for key in self.keys]
         nullable = [is_null(f"{alias}.{key.sql}") for key in self.keys if key.nullable]
@@ -279,9 +280,9 @@ class GroupPlan:
         else:
             columns = [f"{render(call.sql)} AS {identifier(call.name)}" for call in self.aggregate.calls]
         group = f" GROUP BY {', '.join(keys)}" if keys else ""
-        return self._finished_sql(f"SELECT {', '.join([*keys, *columns])} FROM (\n{rows}\n) AS i{group}")
+        return self.finished_sql(f"SELECT {', '.join([*keys, *columns])} FROM (\n{rows}\n) AS i{group}")
 
-    def _finished_sql(self, groups: str) -> str:
+    def finished_sql(self, groups: str) -> str:
         """States or call values turned into the stored columns: outputs, hidden keys, states, hash."""
         if self.algebra:
             finals = [f"{sql} AS {identifier(name)}" for name, sql in self.algebra.finals]

@@ -34,6 +34,8 @@ class ColumnType:
     numeric: bool = False
     scale: int | None = None  # of a numeric that declares one
     floating: bool = False
+    deterministic: bool = True  # its collation calls two texts equal only if they are the same
+    bytewise: bool = False  # its collation sorts by the bytes of UTF-8
 
 
 @dataclass(frozen=True)
@@ -208,3 +210,12 @@ def referenced_columns(root: Root) -> dict[int, tuple[str, ...]]:
 def sources_of(root: Root) -> tuple[Source, ...]:
     """The distinct sources of a plan, in the order of their first appearance."""
     return tuple({scan.source.relation: scan.source for scan in scans(root)}.values())
+
+
+def scanned_directly(root: Root) -> frozenset[int]:
+    """The sources (by oid) that are inputs of the plan's own blocks, and not also of a subquery's."""
+    body = root.input if isinstance(root, Aggregate) else root
+    blocks = body.branches if isinstance(body, UnionAll) else (body,)
+    nodes = [item.node for block in blocks for item in block.inputs]
+    below = {scan.source.relation for node in nodes if isinstance(node, UnionAll) for scan in scans(node)}
+    return frozenset(node.source.relation for node in nodes if isinstance(node, Scan)) - below

@@ -7,7 +7,7 @@ such column, every weight being 1.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headwater.plan.dialect import identifier, render
 from headwater.plan.differentiate import Term, Version, terms
@@ -42,10 +42,19 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Staged:
-    """Where the deltas of the changed sources are: source oid to the SQL name of a weighted table."""
+class Changes:
+    """Change rows that were left where capture put them, for they are many."""
 
-    tables: Mapping[int, str]
+    relation: str  # SQL name of the change table
+    rows: int
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Where the deltas of the changed sources are: source oid to a weighted table, or to a query of one."""
+
+    tables: Mapping[int, str]  # SQL names, or queries in parentheses that show the ctid
+    unstaged: Mapping[int, Changes] = field(default_factory=dict)
 
     @property
     def changed(self) -> frozenset[int]:
@@ -199,7 +208,7 @@ def _block_sql(
     if key_filter is not None:
         items.append(f"{key_filter.table} AS kk")
     for item, version in zip(block.inputs, versions, strict=True):
-        sql, has_weight = _input_sql(item, version, staged)
+        sql, has_weight = input_sql(item, version, staged)
         items.append(sql)
         if has_weight:
             weights.append(f"{identifier(item.alias)}.{WEIGHT}")
@@ -222,7 +231,7 @@ def _block_sql(
     return f"SELECT {', '.join(outputs)}{source}{where}"
 
 
-def _input_sql(item: Input, version: Version, staged: Staged) -> tuple[str, bool]:
+def input_sql(item: Input, version: Version, staged: Staged) -> tuple[str, bool]:
     """A FROM item, and whether it has a weight."""
     alias = identifier(item.alias)
     if not any(scan.source.relation in staged.changed for scan in scans(item.node)):
@@ -238,7 +247,7 @@ def _input_sql(item: Input, version: Version, staged: Staged) -> tuple[str, bool
                 return f"{table} AS {alias}", True
             listed = "".join(f"{identifier(name)}, " for name in scan.columns)
             now = f"SELECT {listed}1::bigint AS {WEIGHT} FROM {relation_name(scan.source)}"
-            undone = f"SELECT {listed}-{WEIGHT} FROM {table}"
+            undone = f"SELECT {listed}-{WEIGHT} FROM {table} AS o"
             return f"({now} UNION ALL {undone}) AS {alias}", True
         case UnionAll() as union:
             if version is Version.NEW:

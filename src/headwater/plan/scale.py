@@ -15,14 +15,15 @@ def fixed_scale(body: Body, column: str) -> int | None:
     """The scale that every value of a body's column has, or None if it depends on the rows."""
     position = body.output_names.index(column)
     blocks = (body,) if isinstance(body, Select) else body.branches
-    found = {_scale(block.outputs[position].expression, block) for block in blocks}
+    found = {expression_scale(block.outputs[position].expression, block) for block in blocks}
     return found.pop() if len(found) == 1 else None
 
 
-def _scale(tree: exp.Expression, block: Select) -> int | None:
+def expression_scale(tree: exp.Expression, block: Select) -> int | None:
+    """The scale that every value of an expression over the inputs of a block has, or None."""
     match tree:
         case exp.Paren() | exp.Neg():
-            return _scale(tree.this, block)
+            return expression_scale(tree.this, block)
         case exp.Literal() if not tree.is_string:
             whole, _, fraction = tree.name.partition(".")
             return len(fraction) if (whole + fraction).isdigit() else None
@@ -32,10 +33,10 @@ def _scale(tree: exp.Expression, block: Select) -> int | None:
         case exp.Cast() if tree.to.this == exp.DType.DECIMAL:
             declared = [parameter.this.name for parameter in tree.to.expressions]
             if not declared:
-                return _scale(tree.this, block)
+                return expression_scale(tree.this, block)
             return max(0, int(declared[1])) if len(declared) == 2 else 0
         case exp.Add() | exp.Sub() | exp.Mul():
-            left, right = _scale(tree.this, block), _scale(tree.expression, block)
+            left, right = expression_scale(tree.this, block), expression_scale(tree.expression, block)
             if left is None or right is None:
                 return None
             return left + right if isinstance(tree, exp.Mul) else max(left, right)

@@ -152,20 +152,23 @@ FROM headwater.dependency d JOIN headwater.source s ON s.id = d.source_id
 WHERE s.stream_table_id IS NOT NULL
 
 -- name: superfluous_capture
--- Sources that are read by none, or of which more is captured than the differential ones need: whether any
--- stream table reads it, whether any needs its changes, and the columns that are captured for nobody.
+-- Sources that are read by none, or of which more is captured than the differential ones and consumers need:
+-- whether any reads it, whether any needs its changes, and the columns that are captured for nobody.
 SELECT * FROM (
     SELECT s.id, s.relation, s.change_table,
-           EXISTS (SELECT FROM headwater.dependency d WHERE d.source_id = s.id) AS read,
+           EXISTS (SELECT FROM headwater.dependency d WHERE d.source_id = s.id) OR followed AS read,
            EXISTS (SELECT FROM headwater.dependency d JOIN headwater.stream_table st ON st.id = d.stream_table_id
-                   WHERE d.source_id = s.id AND st.mode = 'differential') AS needed,
+                   WHERE d.source_id = s.id AND st.mode = 'differential') OR followed AS needed,
            array(SELECT c.attnum FROM headwater.source_column c WHERE c.source_id = s.id
                  EXCEPT
                  SELECT unnest(d.columns) FROM headwater.dependency d
                  JOIN headwater.stream_table st ON st.id = d.stream_table_id
                  WHERE d.source_id = s.id AND st.mode = 'differential'
+                 EXCEPT
+                 SELECT unnest(o.columns) FROM headwater.consumer o WHERE o.source_id = s.id
                  ORDER BY 1) AS superfluous
-    FROM headwater.source s) found
+    FROM headwater.source s,
+         LATERAL (SELECT EXISTS (SELECT FROM headwater.consumer o WHERE o.source_id = s.id)) AS f(followed)) found
 WHERE NOT read OR change_table IS NOT NULL AND NOT needed OR superfluous <> '{}'
 ORDER BY relation
 

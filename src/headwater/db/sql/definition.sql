@@ -61,6 +61,11 @@ SELECT a.attrelid, a.attnum, a.attname,
        t.typtype::text,
        CASE WHEN a.attcollation <> 0 THEN format('%%I.%%I', cn.nspname, co.collname) END,
        coalesce(co.collisdeterministic, true),
+       -- whether text is sorted by the bytes of UTF-8 (100 is the database's own collation)
+       getdatabaseencoding() = 'UTF8' AND a.attcollation <> 0 AND CASE a.attcollation
+           WHEN 100 THEN (SELECT d.datlocprovider = 'c' AND d.datcollate IN ('C', 'POSIX') FROM pg_database d
+                          WHERE d.datname = current_database())
+           ELSE co.collprovider = 'c' AND co.collcollate IN ('C', 'POSIX') END,
        (SELECT format('OPERATOR(%%I.%%s)', opn.nspname, o.oprname)
         FROM pg_opclass oc
         JOIN pg_am am ON am.oid = oc.opcmethod AND am.amname IN ('btree', 'hash')

@@ -1,0 +1,86 @@
+"""The figures as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.bench.delta import DeltaCost
+from headwater.bench.transfer import Transfer
+from headwater.errors import HeadwaterError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = {"postgres": "#336791", "spark": "#e25a1c"}
+WAYS = ("#888888", "#e25a1c", "#336791", "#a8c4de")
+TITLES = {"postgres": "in PostgreSQL", "spark": "on Spark"}
+
+
+def figure(columns: int, title: str) -> tuple[Figure, Any]:
+    """An empty picture with panels side by side."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise HeadwaterError(
+            "plots need matplotlib, which is not installed", hint="pip install 'headwater[bench]'"
+        ) from None
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    made, panels = pyplot.subplots(1, columns, figsize=(4.6 * columns, 4.2), squeeze=False)
+    made.suptitle(title)
+    return made, panels[0]
+
+
+def save(made: Figure, path: Path) -> None:
+    """Writes a picture; the suffix of the path says in which format."""
+    from matplotlib import pyplot
+
+    made.tight_layout()
+    made.savefig(path)
+    pyplot.close(made)
+
+
+def transfers(found: Sequence[Transfer], direction: str, path: Path) -> None:
+    """Rows a second of each way, grouped by the number of tasks."""
+    titles = {"read": "from PostgreSQL into Spark", "write": "from Spark into PostgreSQL"}
+    made, [panel] = figure(1, titles[direction])
+    ways = list(dict.fromkeys(item.way for item in found))
+    counts = sorted({item.tasks for item in found})
+    width = 0.8 / len(ways)
+    for number, way in enumerate(ways):
+        heights = [
+            next(item.rows_per_second for item in found if item.way == way and item.tasks == count)
+            for count in counts
+        ]
+        places = [position + (number - (len(ways) - 1) / 2) * width for position in range(len(counts))]
+        panel.bar(places, heights, width, label=way, color=WAYS[number % len(WAYS)])
+    panel.set_xticks(range(len(counts)), [str(count) for count in counts])
+    panel.set(xlabel=f"tasks, {found[0].rows:,} rows of six columns", ylabel="rows/s")
+    panel.grid(axis="y", alpha=0.3)
+    panel.legend(fontsize="small")
+    save(made, path)
+
+
+def deltas(found: Sequence[DeltaCost], path: Path) -> None:
+    """Time and the database's share of it over the size of the change, a panel for each size of the table."""
+    sizes = sorted({item.table_rows for item in found})
+    made, panels = figure(len(sizes), "a delta: join with aggregate, all rows changed by UPDATE")
+    for panel, size in zip(panels, sizes, strict=True):
+        for engine, colour in COLOURS.items():
+            points = [item for item in found if item.table_rows == size and item.engine == engine]
+            changed = [item.changed_rows for item in points]
+            panel.plot(
+                changed, [item.elapsed_ms for item in points], "o-", color=colour, label=TITLES[engine]
+            )
+            if engine == "spark":
+                database = [item.database_ms for item in points]
+                panel.plot(changed, database, "o--", color=colour, label="the database's share of it")
+        full = next(item.elapsed_ms * item.against_full for item in found if item.table_rows == size)
+        panel.axhline(full, color="#888888", linestyle=":", label="recomputed in PostgreSQL")
+        panel.set(title=f"{size:,} rows", xscale="log", yscale="log", xlabel="rows changed", ylabel="ms")
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize="small")
+    save(made, path)

@@ -1,0 +1,22 @@
+"""The database that a measurement runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from headwater.embedded import Server, find_installation
+
+SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB", "max_connections": "100"}
+
+
+@contextmanager
+def bench_database(dsn: str | None, progress: Callable[[str], None]) -> Iterator[str]:
+    """The one that is named, or one on a private server without fsync, which is gone afterwards."""
+    if dsn is not None:
+        yield dsn
+        return
+    installation = find_installation()
+    progress("starting a private PostgreSQL {}.{}".format(*installation.version))
+    with Server.start(installation=installation, fsync=False, settings=SETTINGS) as server:
+        yield server.dsn()

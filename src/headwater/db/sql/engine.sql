@@ -1,0 +1,24 @@
+-- name: source_size
+-- Rows and pages of a table, or of the storage behind a stream table's view; its name, and the condition for a row
+-- that users see. Without statistics, rows are guessed from the size.
+SELECT CASE WHEN c.reltuples > 0 AND c.relpages > 0 THEN c.reltuples::float8 * greatest(s.pages, 1) / c.relpages
+            ELSE s.pages * 50.0 END,
+       s.pages, format('%%I.%%I', n.nspname, c.relname),
+       (SELECT quote_ident(a.attname) FROM pg_attribute a
+        WHERE st.id IS NOT NULL AND a.attrelid = c.oid AND a.attname = '__hw_visible' AND NOT a.attisdropped)
+FROM (SELECT %(relation)s::oid AS relation) r
+LEFT JOIN headwater.stream_table st ON st.relation = r.relation
+JOIN pg_class c ON c.oid = CASE WHEN st.id IS NULL THEN r.relation
+                                ELSE to_regclass(format('headwater_data.st_%%s', st.id))::oid END
+JOIN pg_namespace n ON n.oid = c.relnamespace,
+LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::int AS pages) s
+
+-- name: observations
+-- What recent deltas of a stream table took, in all and of the database.
+SELECT engine, rows_in, extract(epoch FROM finished_at - started_at)::float8 * 1000,
+       extract(epoch FROM finished_at - started_at)::float8 * 1000
+       - coalesce((phases->>'start')::float8, 0)
+       - CASE engine WHEN 'spark' THEN coalesce((phases->>'compute')::float8, 0) ELSE 0 END
+FROM headwater.refresh
+WHERE stream_table_id = %(id)s AND action = 'delta' AND status = 'completed' AND rows_in > 0
+ORDER BY id DESC LIMIT 50

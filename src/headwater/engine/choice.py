@@ -1,0 +1,145 @@
+"""Which engine a refresh uses: the one that costs the database less, within what the schedule allows.
+
+What each costs is a straight line over the number of change rows, fitted to the stream table's own history.
+Before there is any it is a guess; while there is little, the guess is scaled to what was seen. The work of
+the database is all of a refresh inside PostgreSQL; with Spark it is staging, reading, writing, applying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+Name = Literal["postgres", "spark"]
+
+START_MS = 8_000.0
+"""What starting Spark takes, roughly; only a refresh that is longer than that is worth it."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One delta refresh of the past."""
+
+    engine: str
+    rows: int
+    elapsed_ms: float
+    database_ms: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cost that grows with the number of rows."""
+
+    fixed_ms: float
+    per_row_ms: float
+
+    def at(self, rows: int) -> float:
+        return self.fixed_ms + self.per_row_ms * rows
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an engine takes: of time, and of the database's work."""
+
+    elapsed: Line
+    database: Line
+
+
+# As `headwater bench delta` measures for a join with an aggregate; see docs/spark.md.
+PRIORS: dict[Name, Cost] = {
+    "postgres": Cost(Line(12.0, 0.030), Line(12.0, 0.030)),
+    "spark": Cost(Line(150.0, 0.025), Line(45.0, 0.020)),
+}
+ENOUGH = 5
+"""Observations that make a line of their own, if their sizes differ enough."""
+SPREAD = 10
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The engine for a delta, and why."""
+
+    engine: Name
+    reason: str
+
+
+def choose(
+    rows: int,
+    observations: Sequence[Observation],
+    *,
+    interval_ms: float | None,
+    spark_runs: bool,
+) -> Verdict:
+    """The engine for a delta of this many change rows."""
+    costs = {name: fitted(name, observations) for name in PRIORS}
+    database = {name: cost.database.at(rows) for name, cost in costs.items()}
+    elapsed = {name: cost.elapsed.at(rows) for name, cost in costs.items()}
+    if not spark_runs:
+        elapsed["spark"] += START_MS
+        if database["postgres"] < START_MS:
+            return Verdict(
+                "postgres",
+                f"about {database['postgres']:.0f} ms in PostgreSQL, less than starting Spark takes",
+            )
+    best: Name = "spark" if database["spark"] < database["postgres"] else "postgres"
+    other: Name = "postgres" if best == "spark" else "spark"
+    if interval_ms is not None and elapsed[best] > interval_ms > elapsed[other]:
+        return Verdict(
+            other,
+            f"about {elapsed[other]:.0f} ms; {_title(best)} would take {elapsed[best]:.0f} ms,"
+            f" more than its schedule of {interval_ms:.0f} ms",
+        )
+    seen = sum(item.engine == best for item in observations)
+    return Verdict(
+        best,
+        f"about {database[best]:.0f} ms of the database's work, {database[other]:.0f} ms with {_title(other)}"
+        f" ({'from ' + str(seen) + ' refreshes' if seen else 'a first guess'};"
+        f" {crossover(observations)})",
+    )
+
+
+def fitted(name: Name, observations: Sequence[Observation]) -> Cost:
+    """The cost of an engine as far as it is known."""
+    prior = PRIORS[name]
+    seen = [item for item in observations if item.engine == name]
+    return Cost(
+        _line([(item.rows, item.elapsed_ms) for item in seen], prior.elapsed),
+        _line([(item.rows, item.database_ms) for item in seen], prior.database),
+    )
+
+
+def _line(points: Sequence[tuple[int, float]], prior: Line) -> Line:
+    if not points:
+        return prior
+    rows = [x for x, _ in points]
+    if len(points) >= ENOUGH and max(rows) >= SPREAD * max(1, min(rows)):
+        return _least_squares(points)
+    factor = median(y / prior.at(x) for x, y in points)
+    return Line(prior.fixed_ms * factor, prior.per_row_ms * factor)
+
+
+def _least_squares(points: Sequence[tuple[int, float]]) -> Line:
+    """Of the relative error: a millisecond counts more in a small refresh than in a large one."""
+    weights = [1 / max(y, 1.0) ** 2 for _, y in points]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
+    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    together = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
+    slope = max(0.0, together / spread) if spread else 0.0
+    return Line(max(0.0, mean_y - slope * mean_x), slope)
+
+
+def crossover(observations: Sequence[Observation]) -> str:
+    """From how many change rows on Spark costs the database less, in words."""
+    postgres, spark = (fitted(name, observations).database for name in PRIORS)
+    if postgres.per_row_ms <= spark.per_row_ms:
+        return "PostgreSQL takes each row in for less than it takes to send it"
+    rows = (spark.fixed_ms - postgres.fixed_ms) / (postgres.per_row_ms - spark.per_row_ms)
+    return f"in PostgreSQL up to about {max(1, round(rows)):,} change rows, on Spark from there"
+
+
+def _title(name: Name) -> str:
+    return {"postgres": "PostgreSQL", "spark": "Spark"}[name]

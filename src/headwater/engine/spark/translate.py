@@ -1,0 +1,415 @@
+"""Expressions over several inputs as Spark SQL, where the result is provably PostgreSQL's.
+
+An expression over one input never gets here: PostgreSQL evaluates it while it reads that input. Of the rest,
+what can be told is translated: comparisons, the three-valued logic, integer and numeric arithmetic, COALESCE,
+CASE, concatenation. Everything else is `Refused` with the expression and the reason.
+
+Where PostgreSQL raises an error (an integer overflow, a division by zero), Spark raises one too, in its ANSI
+mode or by the range checks made here; the work is then done again in PostgreSQL, whose word counts.
+Except beside a NULL: an operator that has one already does not look at its other operand on Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from headwater.engine.spark import encoding
+from headwater.engine.spark.encoding import Encoded, Refused
+from headwater.engine.spark.wire import Column
+from headwater.plan.dialect import render
+from headwater.plan.operators import ColumnType, Constant, Input, Scan, Select, Unsupported
+from headwater.plan.scale import expression_scale
+
+TypesOf = Callable[[Select, Sequence[exp.Expression]], list[ColumnType]]
+"""Asks the server for the types of expressions over the inputs of a block."""
+
+INTEGER_RANGES = {
+    "smallint": (-(2**15), 2**15 - 1),
+    "integer": (-(2**31), 2**31 - 1),
+    "bigint": (-(2**63), 2**63 - 1),
+}
+# Fractional digits that a numeric of no declared scale may have as a factor: those of a product add up.
+SCALE_BUDGETS = (encoding.LARGEST_SCALE, 8, 4, 3)
+
+_COMPARISONS: dict[type[exp.Expression], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+    exp.NullSafeEQ: "<=>",
+    exp.NullSafeNEQ: "<=>",
+}
+_EQUALITIES = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.NullSafeNEQ)
+
+
+@dataclass
+class Leaf:
+    """One input of a block as PostgreSQL reads it: with all that concerns it alone."""
+
+    item: Input
+    predicates: list[str] = field(default_factory=list)
+    encodings: dict[Encoded, str] = field(default_factory=dict)
+
+    @property
+    def alias(self) -> str:
+        return self.item.alias
+
+    def column(self, encoded: Encoded) -> str:
+        """Spark's reference to an encoded expression, which becomes a column of this input."""
+        name = self.encodings.setdefault(encoded, f"c{len(self.encodings)}")
+        return encoded.on_spark(f"{self.alias}.{name}")
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return tuple(Column(name, encoded.kind) for encoded, name in self._read.items())
+
+    @property
+    def select_list(self) -> str:
+        return ", ".join(f"{encoded.sql} AS {name}" for encoded, name in self._read.items())
+
+    @property
+    def _read(self) -> dict[Encoded, str]:
+        """What is read: at least something, for rows without a column cannot travel."""
+        return self.encodings or {Encoded("1::bigint", "bigint"): "one"}
+
+
+@dataclass(frozen=True)
+class Link:
+    """An equality between two inputs, as PostgreSQL writes each side: what key pushdown follows."""
+
+    left: str
+    left_sql: str
+    right: str
+    right_sql: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """An integer or numeric on Spark."""
+
+    sql: str
+    integer: str | None  # smallint, integer or bigint; None for a numeric
+    scale: int  # of the decimal on Spark
+    shown_scale: str  # Spark SQL for the digits that PostgreSQL would show
+
+
+class Translator:
+    """Translates the expressions of one block, and gathers what each input must provide."""
+
+    def __init__(self, block: Select, types_of: TypesOf) -> None:
+        self._block = block
+        self._types_of = types_of
+        self._types: dict[str, ColumnType] = {}
+        inputs = block.inputs or (Input("r0", Constant("SELECT 1", ("one",))),)
+        self.leaves = {item.alias: Leaf(item) for item in inputs}
+        self.links: list[Link] = []
+        self.conditions: list[str] = []
+        for predicate in block.predicates:
+            for conjunct in _conjuncts(predicate):
+                self._place(conjunct)
+
+    def _place(self, predicate: exp.Expression) -> None:
+        owner = self.owner(predicate)
+        if owner is not None:
+            owner.predicates.append(f"({render(predicate)})")
+            return
+        self.conditions.append(self.condition(predicate))
+        if isinstance(predicate, exp.EQ):
+            sides = [self.owner(side) for side in (predicate.this, predicate.expression)]
+            if sides[0] is not None and sides[1] is not None:
+                left, right = (render(side) for side in (predicate.this, predicate.expression))
+                self.links.append(Link(sides[0].alias, left, sides[1].alias, right))
+
+    # inputs
+
+    def owner(self, tree: exp.Expression) -> Leaf | None:
+        """The one input that an expression reads (any, if it reads none), or None if it reads several."""
+        aliases = {column.table for column in tree.find_all(exp.Column) if column.table in self.leaves}
+        if len(aliases) > 1:
+            return None
+        return self.leaves[aliases.pop()] if aliases else next(iter(self.leaves.values()))
+
+    def type(self, tree: exp.Expression) -> ColumnType:
+        text = render(tree)
+        if text not in self._types:
+            try:
+                self._types[text] = self._known_type(tree) or self._types_of(self._block, [tree])[0]
+            except Unsupported:
+                raise _refusal(tree, "it is no value of its own") from None
+        return self._types[text]
+
+    def _known_type(self, tree: exp.Expression) -> ColumnType | None:
+        if isinstance(tree, exp.Column) and tree.table in self.leaves:
+            node = self.leaves[tree.table].item.node
+            if isinstance(node, Scan):
+                return node.source.column(tree.name).type
+        return None
+
+    # conditions
+
+    def condition(self, tree: exp.Expression) -> str:
+        """A condition: true, false or NULL on Spark as in PostgreSQL."""
+        owner = self.owner(tree)
+        if owner is not None:
+            return f"({owner.column(encoding.truth(render(tree)))} = 1)"
+        match tree:
+            case exp.Paren():
+                return self.condition(tree.this)
+            case exp.And() | exp.Or():
+                word = "AND" if isinstance(tree, exp.And) else "OR"
+                return f"({self.condition(tree.this)} {word} {self.condition(tree.expression)})"
+            case exp.Not():
+                return f"(NOT {self.condition(tree.this)})"
+            case exp.Is() if isinstance(tree.expression, exp.Null):
+                word = "IS NOT NULL" if tree.args.get("negate") else "IS NULL"
+                kind = self.type(tree.this)
+                if not encoding.is_scalar(kind):
+                    raise _refusal(tree, f"a {kind.sql} that has only NULLs in it may count as NULL")
+                return f"({self.carried(tree.this, kind, encoding.value)} {word})"
+            case _ if type(tree) in _COMPARISONS:
+                return self._comparison(tree)
+            case _:
+                raise _refusal(tree, "Spark has no operator that is provably the same")
+
+    def _comparison(self, tree: exp.Expression) -> str:
+        left, right = self._operands(tree)
+        negation = "NOT " if isinstance(tree, exp.NullSafeNEQ) else ""
+        return f"({negation}{left} {_COMPARISONS[type(tree)]} {right})"
+
+    def _operands(self, tree: exp.Expression) -> tuple[str, str]:
+        sides = (tree.this, tree.expression)
+        kinds = [self.type(side) for side in sides]
+        owners = [self.owner(side) for side in sides]
+        try:
+            if owners[0] is None or owners[1] is None:
+                if all(kind.integer or kind.numeric for kind in kinds):
+                    return _aligned(*(self.number(side) for side in sides))
+                raise Refused("one of its sides reads several tables and is no number")
+            among = encoding.common_family(*kinds)
+            scale = max(map(encoding.order_scale, kinds))
+            if not isinstance(tree, _EQUALITIES):
+                collations = {kind.collation for kind in kinds if kind.collation}
+                if len(collations) > 1:
+                    raise Refused(f"its sides have the collations {' and '.join(sorted(collations))}")
+            encoded = [
+                encoding.key(render(side), kind, among)
+                if isinstance(tree, _EQUALITIES)
+                else encoding.order(render(side), kind, among=among, scale=scale)
+                for side, kind in zip(sides, kinds, strict=True)
+            ]
+        except Refused as refused:
+            raise _refusal(tree, str(refused)) from None
+        return owners[0].column(encoded[0]), owners[1].column(encoded[1])
+
+    # numbers
+
+    def number(self, tree: exp.Expression, factors: int = 0) -> Number:
+        """An integer or numeric expression, exact on Spark or an error there."""
+        if isinstance(tree, exp.Paren):
+            return self.number(tree.this, factors)
+        if isinstance(tree, exp.Literal) and not tree.is_string:
+            return _constant(tree)
+        kind = self.type(tree)
+        if not (kind.integer or kind.numeric):
+            raise _refusal(tree, f"Spark does not compute with {kind.sql}")
+        owner = self.owner(tree)
+        if owner is not None:
+            return self._read_number(owner, tree, kind, factors)
+        match tree:
+            case exp.Neg():
+                inner = self.number(tree.this, factors)
+                return _checked(Number(f"(- {inner.sql})", inner.integer, inner.scale, inner.shown_scale))
+            case exp.Cast() if kind.sql != kind.base:
+                raise _refusal(tree, "a domain's rules are checked by PostgreSQL alone")
+            case exp.Cast() if kind.numeric and not tree.to.expressions:
+                return _as_numeric(self.number(tree.this, factors))
+            case exp.Cast() if kind.integer and self.type(tree.this).integer:
+                inner = self.number(tree.this, factors)
+                return _checked(Number(inner.sql, kind.base, 0, "0"))
+            case exp.Add() | exp.Sub() | exp.Mul():
+                deeper = factors + isinstance(tree, exp.Mul)
+                return _combined(tree, self.number(tree.this, deeper), self.number(tree.expression, deeper))
+            case exp.Div() | exp.Mod() if kind.integer:
+                left, right = self.number(tree.this), self.number(tree.expression)
+                word = "DIV" if isinstance(tree, exp.Div) else "%"
+                return _checked(Number(f"({left.sql} {word} {right.sql})", _wider(left, right), 0, "0"))
+            case exp.Div():
+                raise _refusal(tree, "how many digits a quotient has is a rule of PostgreSQL's own")
+            case exp.Anonymous() if tree.name.lower() == "coalesce":
+                found = [self.number(item, factors) for item in tree.expressions]
+                return _chosen(kind, [(f"{number.sql} IS NOT NULL", number) for number in found])
+            case exp.Case() if tree.this is None:
+                cases = [
+                    (self.condition(item.this), self.number(item.args["true"], factors))
+                    for item in tree.args["ifs"]
+                ]
+                default = tree.args.get("default")
+                if default is not None:
+                    cases.append(("true", self.number(default, factors)))
+                return _chosen(kind, cases)
+            case _:
+                raise _refusal(tree, "Spark has no operator that is provably the same")
+
+    def _read_number(self, owner: Leaf, tree: exp.Expression, kind: ColumnType, factors: int) -> Number:
+        reference = render(tree)
+        if kind.integer:
+            return Number(owner.column(encoding.order(reference, kind)), kind.base, 0, "0")
+        fixed = expression_scale(tree, self._block)
+        if fixed is not None:
+            if fixed > encoding.LARGEST_SCALE:
+                raise Refused(f"{reference}: a scale of {fixed} leaves Spark's decimals too few digits")
+            decimal = owner.column(encoding.bounded(reference, fixed, declared=True))
+            return Number(decimal, None, fixed, str(fixed))
+        scale = SCALE_BUDGETS[min(factors, len(SCALE_BUDGETS) - 1)]
+        shown = owner.column(encoding.scale_of(reference))
+        return Number(owner.column(encoding.bounded(reference, scale)), None, scale, shown)
+
+    # values
+
+    def carried(
+        self, tree: exp.Expression, kind: ColumnType, encode: Callable[[str, ColumnType], Encoded]
+    ) -> str:
+        """A value in one of the encodings. What only chooses between values keeps every encoding of them."""
+        owner = self.owner(tree)
+        if owner is not None:
+            reference = render(tree)
+            if self.type(tree).sql != kind.sql:  # as UNION and CASE would cast it
+                reference = f"({reference})::{kind.sql}"
+            return owner.column(encode(reference, kind))
+        match tree:
+            case exp.Paren():
+                return self.carried(tree.this, kind, encode)
+            case exp.Anonymous() if tree.name.lower() == "coalesce":
+                return f"coalesce({', '.join(self.carried(item, kind, encode) for item in tree.expressions)})"
+            case exp.Case() if tree.this is None:
+                conditions = [self.condition(item.this) for item in tree.args["ifs"]]
+                values = [self.carried(item.args["true"], kind, encode) for item in tree.args["ifs"]]
+                default = tree.args.get("default")
+                if default is not None:
+                    conditions.append("true")
+                    values.append(self.carried(default, kind, encode))
+                return _case(conditions, values)
+            case exp.DPipe() if kind.sql == "text" == self.type(tree).sql and kind.deterministic:
+                parts = [_concatenated(self, side) for side in (tree.this, tree.expression)]
+                return f"concat({', '.join(parts)})"
+            case _ if kind.integer and self.type(tree).sql == kind.sql:
+                return self.number(tree).sql
+            case _ if kind.sql == "boolean" and encode("x", kind) in (
+                encoding.value("x", kind),
+                encoding.key("x", kind),
+            ):
+                return f"CAST({self.condition(tree)} AS STRING)"
+            case _:
+                raise _refusal(
+                    tree, "it is made from several tables by an expression that Spark does not have"
+                )
+
+
+def _concatenated(translator: Translator, side: exp.Expression) -> str:
+    kind = translator.type(side)
+    if encoding.family(kind) not in ("text", "integer"):
+        raise _refusal(side, f"{kind.sql} in a concatenation is written by PostgreSQL's own rules")
+    owner = translator.owner(side)
+    if owner is not None:
+        return owner.column(Encoded(f"({render(side)})::text", "text"))
+    if kind.integer:
+        return f"CAST({translator.number(side).sql} AS STRING)"
+    return translator.carried(side, kind, encoding.value)
+
+
+def _conjuncts(tree: exp.Expression) -> list[exp.Expression]:
+    while isinstance(tree, exp.Paren):
+        tree = tree.this
+    if isinstance(tree, exp.And):
+        return [*_conjuncts(tree.this), *_conjuncts(tree.expression)]
+    return [tree]
+
+
+def _constant(tree: exp.Literal) -> Number:
+    whole, _, fraction = tree.name.partition(".")
+    if not (whole + fraction).isdigit():
+        raise _refusal(tree, "a number in scientific notation has no digits to count")
+    if not fraction and "." not in tree.name and int(whole) <= INTEGER_RANGES["bigint"][1]:
+        kind = "integer" if int(whole) <= INTEGER_RANGES["integer"][1] else "bigint"
+        return Number(f"{int(whole)}L", kind, 0, "0")
+    if len(fraction) > encoding.LARGEST_SCALE or len(whole) > 20:
+        raise _refusal(tree, "it has more digits than Spark's decimals")
+    scale = len(fraction)
+    return Number(f"CAST('{tree.name}' AS DECIMAL(38,{scale}))", None, scale, str(scale))
+
+
+def _wider(left: Number, right: Number) -> str | None:
+    kinds = (left.integer, right.integer)
+    return next((kind for kind in ("bigint", "integer", "smallint") if kind in kinds), None)
+
+
+def _combined(tree: exp.Expression, left: Number, right: Number) -> Number:
+    sign = "*" if isinstance(tree, exp.Mul) else "+" if isinstance(tree, exp.Add) else "-"
+    if left.integer and right.integer:
+        return _checked(Number(f"({left.sql} {sign} {right.sql})", _wider(left, right), 0, "0"))
+    left, right = _as_numeric(left), _as_numeric(right)
+    if isinstance(tree, exp.Mul):
+        scale, shown = left.scale + right.scale, f"({left.shown_scale} + {right.shown_scale})"
+    else:
+        scale = max(left.scale, right.scale)
+        shown = f"greatest({left.shown_scale}, {right.shown_scale})"
+        if left.shown_scale == right.shown_scale:
+            shown = left.shown_scale
+    if scale > encoding.LARGEST_SCALE:
+        raise _refusal(tree, f"its {scale} fractional digits leave Spark's decimals too few others")
+    return Number(f"({left.sql} {sign} {right.sql})", None, scale, shown)
+
+
+def _aligned(left: Number, right: Number) -> tuple[str, str]:
+    """Two numbers to be compared. Spark would round decimals of different scales to the shorter fraction."""
+    if left.integer and right.integer:
+        return left.sql, right.sql
+    wanted = f"DECIMAL(38,{max(left.scale, right.scale)})"
+    return f"CAST({left.sql} AS {wanted})", f"CAST({right.sql} AS {wanted})"
+
+
+def _chosen(kind: ColumnType, cases: Sequence[tuple[str, Number]]) -> Number:
+    """The number of the first condition that holds, or NULL."""
+    numbers = [number for _, number in cases]
+    if not kind.integer:
+        numbers = [_as_numeric(number) for number in numbers]
+    scale = max(number.scale for number in numbers)
+    values = [number.sql for number in numbers]
+    if not kind.integer:
+        values = [f"CAST({value} AS DECIMAL(38,{scale}))" for value in values]
+    shown = [number.shown_scale for number in numbers]
+    conditions = [condition for condition, _ in cases]
+    return Number(
+        _case(conditions, values),
+        kind.base if kind.integer else None,
+        scale,
+        shown[0] if len(set(shown)) == 1 else _case(conditions, shown),
+    )
+
+
+def _case(conditions: Sequence[str], values: Sequence[str]) -> str:
+    cases = zip(conditions, values, strict=True)
+    return f"CASE {' '.join(f'WHEN {condition} THEN {value}' for condition, value in cases)} END"
+
+
+def _as_numeric(number: Number) -> Number:
+    if number.integer is None:
+        return number
+    return Number(f"CAST({number.sql} AS DECIMAL(38,0))", None, 0, "0")
+
+
+def _checked(number: Number) -> Number:
+    """An integer that must fit its type as it would have to in PostgreSQL; Spark itself checks bigint."""
+    if number.integer in (None, "bigint"):
+        return number
+    narrow = "SMALLINT" if number.integer == "smallint" else "INT"
+    return Number(f"CAST(CAST({number.sql} AS {narrow}) AS BIGINT)", number.integer, 0, "0")
+
+
+def _refusal(tree: exp.Expression, reason: str) -> Refused:
+    return Refused(f"{render(tree).replace(chr(34), '')}: {reason}")
