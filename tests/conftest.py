@@ -3,6 +3,8 @@
 HEADWATER_TEST_SERVER chooses: `embedded` (the default: the wheel's PostgreSQL), `system` (one found on this
 machine), or the DSN of a superuser on a server that is already running.
 
+`--engine` chooses what computes the refreshes of the tests marked `differential` (see tests/engines.py).
+
 One template database is prepared per run; `dsn` clones it for each test, which is much cheaper than
 installing the catalog each time. Databases of one server share roles, replication slots and settings.
 """
@@ -13,7 +15,7 @@ import itertools
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -21,8 +23,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from tests.engines import LEDGER, Handle
+from tests.oracle.chance import SEED
 
 import headwater
+from headwater.catalog import EngineName
 from headwater.embedded import Installation, Server, find_installations
 
 TEST_SERVER = os.environ.get("HEADWATER_TEST_SERVER") or "embedded"
@@ -55,11 +60,102 @@ settings.register_profile("soak", settings.get_profile("ci"), max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "ci")
 
 
-def pytest_report_header() -> str:
-    """Say which server is tested; a DSN is not shown, for it may hold a password."""
-    if TEST_SERVER not in ("embedded", "system"):
-        return "server: as given by HEADWATER_TEST_SERVER"
-    return f"server: {_installation_under_test() or f'no {TEST_SERVER} PostgreSQL found'}"
+ENGINES: dict[str, tuple[EngineName, ...]] = {
+    "postgres": ("postgres",),
+    "spark": ("spark",),
+    "both": ("postgres", "spark"),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--engine",
+        choices=tuple(ENGINES),
+        default="postgres",
+        help="what computes in the differential tests; with spark, only these are run",
+    )
+    parser.addoption("--long", action="store_true", help="run also the tests of Spark that take minutes")
+    parser.addoption(
+        "--accept-refusals",
+        action="store_true",
+        help="write down what Spark refuses now, instead of comparing it with what is written",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say what is tested; a DSN is not shown, for it may hold a password."""
+    found = _installation_under_test() or f"no {TEST_SERVER} PostgreSQL found"
+    given = TEST_SERVER not in ("embedded", "system")
+    return [
+        f"server: {'as given by HEADWATER_TEST_SERVER' if given else found}",
+        f"engine: {config.getoption('--engine')}, HEADWATER_SEED={SEED}",
+    ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A differential test runs once for each engine, and is named after it where there are several."""
+    wanted = _engines_of(metafunc.definition, metafunc.config)
+    if "engine" in metafunc.fixturenames and len(wanted) > 1:
+        metafunc.parametrize("engine", wanted, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out differential tests of other engines, with Spark alone what has nothing to do with it, and
+    those of Spark that take minutes, which have their own command."""
+    long = config.getoption("--long")
+    others = [
+        item
+        for item in items
+        if not _engines_of(item, config) or (not long and "tests/spark/" in item.nodeid and _is_slow(item))
+    ]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
+def _engines_of(item: pytest.Item, config: pytest.Config) -> tuple[EngineName, ...]:
+    """The engines on which a test runs; `auto` stands for a test that leaves the choice to Headwater."""
+    option = config.getoption("--engine")
+    marker = item.get_closest_marker("differential")
+    if marker is None:
+        return () if option == "spark" else ("auto",)
+    return tuple(engine for engine in ENGINES[option] if engine in (marker.args or ENGINES["both"]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What Spark computed, what it refused and what it gave back."""
+    if LEDGER.entries:
+        terminalreporter.section("on Spark")
+        for line in LEDGER.summary():
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    """The engine under test; Spark is started by the first test that needs it, and ended after the last."""
+    chosen: EngineName = getattr(request, "param", None) or _engines_of(request.node, request.config)[0]
+    if chosen == "spark":
+        request.getfixturevalue("spark_process")
+        LEDGER.test = request.node.nodeid
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def spark_process() -> Iterator[None]:
+    from headwater.engine.spark.session import runtime
+
+    yield
+    runtime().stop()
+
+
+@pytest.fixture
+def connect(engine: EngineName) -> Callable[..., Handle]:
+    """Opens handles whose stream tables have the engine under test."""
+    return lambda dsn, **settings: Handle(dsn, engine, settings)
 
 
 @pytest.fixture(scope="session")

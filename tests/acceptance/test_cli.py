@@ -18,9 +18,12 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+import headwater
+from headwater import catalog
 from headwater.cli import run
 from headwater.cli.commands import cli
 from headwater.cli.invocation import Invocation
+from headwater.jobs import Job
 
 REVENUE = "SELECT region, sum(amount) AS total, count(*) AS orders FROM sales GROUP BY region"
 RANKED = "SELECT id, rank() OVER (ORDER BY amount) FROM sales"
@@ -360,14 +363,22 @@ def test_errors_name_what_is_wrong_and_what_to_do(inside: Inside) -> None:
         ("create", "revenue", "--query", REVENUE): ("a stream table public.revenue exists already",),
         ("create", "sales", "--query", REVENUE): ("a table public.sales exists already",),
         ("create", "x", "--query", REVENUE, "--schedule", "soon"): ("'soon' is not a duration", "hint: "),
-        ("create", "x", "--query", REVENUE, "--engine", "spark"): ("Spark", "hint: "),
+        ("create", "x", "--query", REVENUE, "--engine", "spark", "--spark-master", "spark://127.0.0.1:1"): (
+            "Spark at spark://127.0.0.1:1 cannot be reached",
+            "hint: check the setting spark_master",
+        ),
+        ("create", "x", "--query", REVENUE, "--engine", "spark", "--spark-conf", "cores=2"): (
+            "spark_conf",
+            "cores=2",
+        ),
         ("create", "x", "--query", RANKED, "--mode", "differential"): (
             "public.x cannot be maintained incrementally: a window function",
             "hint: use mode auto or full",
         ),
         ("alter", "revenue", "--schedule", "0s"): ("'0s' is not longer than zero",),
-        ("alter", "revenue", "--engine", "spark"): ("Spark",),
-        ("refresh", "revenue", "--engine", "spark"): ("public.revenue cannot be refreshed on Spark",),
+        ("refresh", "revenue", "--full", "--engine", "spark", "--spark-master", "spark://127.0.0.1:1"): (
+            "cannot be reached",
+        ),
         ("set", "no_such_setting", "1"): ("no setting 'no_such_setting'", "hint: there are "),
         ("set", "verify_max_rows", "many"): ("'many' is not a whole number",),
     }.items():
@@ -500,6 +511,79 @@ def test_init_check(inside: Inside, weak_dsn: str) -> None:
 
 def test_verbs_of_a_role_without_privileges(weak_dsn: str) -> None:
     assert "hint: headwater init --check" in Program(weak_dsn).fails("list")
+
+
+# refreshes that run
+
+
+@pytest.fixture
+def job(inside: Inside, dsn: str) -> Iterator[Job]:
+    """A refresh on Spark as it is seen from outside."""
+    inside.run("create", "revenue", "--query", REVENUE)
+    with headwater.connect(dsn) as hw:
+        found = catalog.find(hw.connection, "revenue")
+    with Job.open(dsn, found, coordinator=0, action="delta") as running:
+        running.runs_as("local-1", "http://localhost:4040")
+        running.report("read", tasks=40, tasks_done=10, rows=1234, stage="sales")
+        yield running
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("status",), ("status", "revenue")], ids=" ".join)
+def test_a_running_job_in_text(inside: Inside, job: Job, arguments: tuple[str, ...]) -> None:
+    shown = inside.run(*arguments).stdout.partition("\nrunning\n")[2]
+    assert re.fullmatch(
+        r"public\.revenue  delta on spark  [\d.]+ m?s  read: sales\n"
+        r"  ━{7}╸? +10 of 40 tasks  1234 rows\n"
+        r"  Spark UI: http://localhost:4040\n",
+        shown,
+    )
+    job.report("write", rows=1)
+    assert re.search(r"delta on spark  [\d.]+ m?s  write\n  1 row\n", inside.run(*arguments).stdout)
+
+
+def test_a_running_job_in_json(inside: Inside, job: Job) -> None:
+    shown = inside.json("status", "revenue")["job"]
+    assert inside.json("list")["stream_tables"][0]["job"]["id"] == shown["id"] == job.id
+    assert {name: shown[name] for name in ("phase", "tasks", "tasks_done", "rows", "stage", "ui")} == {
+        "phase": "read",
+        "tasks": 40,
+        "tasks_done": 10,
+        "rows": 1234,
+        "stage": "sales",
+        "ui": "http://localhost:4040",
+    }
+    job.close()
+    assert inside.json("status", "revenue")["job"] is None
+    assert "running" not in inside.run("status").stdout
+
+
+def test_cancel(inside: Inside, job: Job) -> None:
+    assert "cancelled delta on spark of public.revenue after" in inside.run("cancel", "revenue").stdout
+    assert "being cancelled" in inside.run("status").stdout
+    assert [item["id"] for item in inside.json("cancel", "revenue")["cancelled"]] == [job.id]
+    job.close()
+    said = inside.fails("cancel", "revenue")
+    assert "no refresh of public.revenue is running" in said
+    assert "there is no stream table unheard_of" in inside.fails("cancel", "unheard_of")
+
+
+def test_watch_shows_a_running_job(program: Program, job: Job) -> None:
+    with subprocess.Popen(
+        [*PROGRAM, "status", "revenue", "--watch"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=program.environment,
+    ) as watching:
+        assert watching.stdout is not None
+        for done in (10, 20):
+            while f"{done} of 40 tasks" not in (line := watching.stdout.readline()):
+                assert line, "it ended"
+            job.report("read", tasks_done=20)
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate(timeout=60)
+    assert watching.returncode == 130
+    assert "Traceback" not in errors
 
 
 # watching, help

@@ -25,15 +25,18 @@ PROGRAM = """
 import sys
 from rich.console import Console
 from headwater.demo import run
-sys.exit(run(float(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None, Console()))
+seconds, engine, dsn = float(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
+sys.exit(run(seconds, dsn, Console(), engine))
 """
 NO_PROCESS_AFTER = 30.0
 
 
 @contextmanager
-def demo(scratch: Path, seconds: float, dsn: str | None = None) -> Iterator[subprocess.Popen[str]]:
+def demo(
+    scratch: Path, seconds: float, dsn: str | None = None, engine: str = "postgres"
+) -> Iterator[subprocess.Popen[str]]:
     """A running demo without a terminal; its server's directory goes under `scratch`."""
-    arguments = [sys.executable, "-c", PROGRAM, str(seconds), *([dsn] if dsn else [])]
+    arguments = [sys.executable, "-c", PROGRAM, str(seconds), engine, *([dsn] if dsn else [])]
     process = subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
@@ -55,7 +58,13 @@ def demo(scratch: Path, seconds: float, dsn: str | None = None) -> Iterator[subp
 
 def environment(scratch: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_DEMO")}
-    return {**kept, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    return {
+        **kept,
+        "TMPDIR": str(scratch),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONUTF8": "1",
+        "HEADWATER_SPARK_AOT": "off",
+    }
 
 
 def read_until(process: subprocess.Popen[str], words: str) -> str:
@@ -89,12 +98,12 @@ def processes_naming(directory: Path) -> list[str]:
 
 
 def test_it_ends_by_itself_with_every_stream_table_verified(tmp_path: Path) -> None:
-    with demo(tmp_path, 6) as process:
+    with demo(tmp_path, 6, engine="spark") as process:
         output = read_until(process, "verified equal at snapshot")
         assert processes_naming(tmp_path), "the server that is looked for later"
         output += rest(process)
         assert process.wait() == 0, output
-    assert "5 stream tables verified equal" in output
+    assert f"{len(EXAMPLES)} stream tables verified equal" in output
     for example in EXAMPLES:
         assert f"{example.name} " in output
     assert "change rows; p50" in output
@@ -110,7 +119,7 @@ def test_an_interrupt_ends_it_as_its_time_would(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         output += rest(process)
         assert process.wait() == 0, output
-    assert "5 stream tables verified equal" in output
+    assert f"{len(EXAMPLES)} stream tables verified equal" in output
     assert "Traceback" not in output
     assert_nothing_left(tmp_path)
 
@@ -138,7 +147,7 @@ def test_it_draws_on_a_terminal(tmp_path: Path) -> None:
             "LINES": "30",
             "HEADWATER_DEMO_SVG": str(picture),
         }
-        os.execve(sys.executable, [sys.executable, "-c", PROGRAM, "5"], settings)
+        os.execve(sys.executable, [sys.executable, "-c", PROGRAM, "5", "postgres"], settings)
     drawn = everything_from(terminal)
     _, status = os.waitpid(child, 0)
     os.close(terminal)

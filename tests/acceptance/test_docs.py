@@ -23,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 import headwater
 from headwater import config, errors
 from headwater.cli.commands import cli
+from headwater.engine.spark import java
 from headwater.explain import Explanation
 from headwater.history import HistoryEntry
 from headwater.monitor import StreamTableStatus
@@ -94,7 +95,7 @@ def environment(dsn: str, directory: Path) -> dict[str, str]:
     return {**kept, "PATH": path, "HEADWATER_DSN": dsn, "PYTHONUTF8": "1", "PSQLRC": os.devnull}
 
 
-def run(block: Block, variables: dict[str, str]) -> str:
+def run(block: Block, variables: dict[str, str], timeout: float = 120) -> str:
     # psql goes on after an error in its input unless told otherwise.
     shell = 'psql() { command psql -v ON_ERROR_STOP=1 "$@"; }\n' if shutil.which("psql") else ""
     program = {
@@ -102,7 +103,12 @@ def run(block: Block, variables: dict[str, str]) -> str:
         "python": [sys.executable, "-W", "error", "-c", block.text],
     }[block.language]
     done = subprocess.run(
-        program, capture_output=True, encoding="utf-8", timeout=120, env=variables, stdin=subprocess.DEVNULL
+        program,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=timeout,
+        env=variables,
+        stdin=subprocess.DEVNULL,
     )
     where = f"{block.page.name}:{block.line}"
     assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -131,6 +137,15 @@ def test_how_to(dsn: str, tmp_path: Path) -> None:
     with psycopg.connect(dsn) as connection:
         left = connection.execute("SELECT count(*) FROM pg_namespace WHERE nspname ~ '^headwater'")
         assert left.fetchone() == (0,), "the page ends with removing everything"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_spark(empty_dsn: str, tmp_path: Path) -> None:
+    """A Spark user's own session, which finds the Java that comes along."""
+    variables = {**environment(empty_dsn, tmp_path), "JAVA_HOME": str(java.find().home)}
+    for block in commands(ROOT / "docs" / "spark.md"):
+        run(block, variables, timeout=280)
 
 
 def test_shown_output_is_what_is_printed(empty_dsn: str, tmp_path: Path) -> None:
@@ -195,7 +210,7 @@ def test_reference_names_what_python_offers() -> None:
     assert set(headwater.__all__) <= NAMED, set(headwater.__all__) - NAMED
 
 
-@pytest.mark.parametrize("view", ["stream_tables", "refresh_history"])
+@pytest.mark.parametrize("view", ["stream_tables", "refresh_history", "running_jobs", "consumers"])
 def test_reference_names_every_column_of_the_views(conn: psycopg.Connection, view: str) -> None:
     section = re.split(r"^\*\*`headwater\.", REFERENCE, flags=re.MULTILINE)
     text = next(part for part in section if part.startswith(f"{view}`**"))

@@ -12,16 +12,15 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-import headwater
 from headwater import Headwater
 
 _role_numbers = itertools.count(1)
 
 
 @pytest.fixture
-def hw(dsn: str) -> Iterator[Headwater]:
+def hw(dsn: str, connect: Callable[[str], Headwater]) -> Iterator[Headwater]:
     """A superuser's handle to the test's database, in which the catalog is installed."""
-    with headwater.connect(dsn) as handle:
+    with connect(dsn) as handle:
         handle.init()
         yield handle
 

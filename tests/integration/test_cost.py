@@ -13,6 +13,7 @@ from headwater.config import Settings
 from headwater.db.connection import Connection, connect, one
 from headwater.db.work import Scratch, statement
 from headwater.definition import DefinitionReader
+from headwater.engine.dispatch import Dispatch
 from headwater.refresh import Refresher, Request
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -75,7 +76,7 @@ def rows_read_by_refresh(dsn: str, name: str) -> float:
 
     connection = connect(dsn)
     try:
-        refresher = Refresher(connection, Settings(), DefinitionReader(connection), counting)
+        refresher = Refresher(connection, Settings(), DefinitionReader(connection), Dispatch(dsn), counting)
         outcome = refresher.refresh(catalog.find(connection, name), Request())[-1]
         assert outcome.action == "delta"
         assert outcome.applied.inserted + outcome.applied.updated + outcome.applied.deleted > 0

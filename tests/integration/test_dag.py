@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -14,11 +15,12 @@ from tests.integration.support import (
     refresh,
 )
 
-import headwater
 from headwater import Headwater, catalog
 from headwater.errors import DependentsExist
 
 Connection = psycopg.Connection[Any]
+
+pytestmark = pytest.mark.differential
 
 
 @pytest.fixture(autouse=True)
@@ -203,10 +205,12 @@ def test_a_source_that_recomputes_always_feeds_deltas(hw: Headwater, conn: Conne
     all_fresh(hw, "first", "counts")
 
 
-def test_two_handles_refresh_different_leaves(hw: Headwater, dsn: str, conn: Connection) -> None:
+def test_two_handles_refresh_different_leaves(
+    hw: Headwater, dsn: str, connect: Callable[[str], Headwater], conn: Connection
+) -> None:
     create_chain(hw)
     hw.create("cheapest", "SELECT kind, min(price) AS least FROM dear GROUP BY kind")
-    with headwater.connect(dsn) as other:
+    with connect(dsn) as other:
         for number in range(30, 36):
             conn.execute("INSERT INTO items VALUES (%s, 'k0', %s)", (number, number))
             refresh(hw if number % 2 else other, "by_size")

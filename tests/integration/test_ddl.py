@@ -14,6 +14,8 @@ from headwater.errors import LockNotAvailable
 
 Connection = psycopg.Connection[Any]
 
+pytestmark = pytest.mark.differential
+
 
 @pytest.fixture(autouse=True)
 def tables(conn: Connection) -> None:

@@ -11,6 +11,8 @@ from tests.integration.support import refresh
 from headwater import Headwater, HeadwaterError
 
 Connection = psycopg.Connection[Any]
+
+pytestmark = pytest.mark.differential
 RATIO = "SELECT n.id, n.v / d.v AS ratio FROM numerators n JOIN divisors d ON d.id = n.id"
 
 

@@ -79,12 +79,15 @@ def test_a_role_with_create_on_the_database_suffices(role_in_bare: tuple[str, st
         live(hw, bare)
 
 
-def test_a_role_that_owns_the_four_schemas_suffices(role_in_bare: tuple[str, str], bare: Connection) -> None:
+@pytest.mark.differential
+def test_a_role_that_owns_the_four_schemas_suffices(
+    role_in_bare: tuple[str, str], bare: Connection, connect: Callable[[str], Headwater]
+) -> None:
     role, dsn = role_in_bare
     for schema in SCHEMAS:
         bare.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {role}")
     grant(bare, role, *SOURCE_GRANTS)
-    with headwater.connect(dsn) as hw:
+    with connect(dsn) as hw:
         assert hw.init()
         live(hw, bare)
 

@@ -13,7 +13,6 @@ import headwater
 from headwater import Headwater, HeadwaterError
 from headwater.errors import (
     AlreadyExists,
-    EngineUnavailable,
     InvalidName,
     InvalidQuery,
     InvalidSetting,
@@ -150,8 +149,8 @@ def test_options_that_cannot_be(hw: Headwater, conn: Connection) -> None:
     query = "SELECT id FROM items"
     for schedule in ("often", "", "0s", "-1s", "5 parsecs"):
         assert_refused(hw, conn, InvalidSetting, "st", query, schedule=schedule)
-    error = assert_refused(hw, conn, EngineUnavailable, "st", query, engine="spark")
-    assert "Spark" in error.message
+    error = assert_refused(hw, conn, InvalidSetting, "st", query, engine="flink")
+    assert error.hint == "use auto, postgres, spark"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from headwater import Headwater
 
 Connection = psycopg.Connection[Any]
 
+pytestmark = pytest.mark.differential
+
 
 @dataclass(frozen=True)
 class Trap:

@@ -12,6 +12,8 @@ from headwater import Headwater
 
 Connection = psycopg.Connection[Any]
 
+pytestmark = pytest.mark.differential
+
 # Type to the texts of some values, among them those whose equality is coarser than their text.
 VALUES: dict[str, list[str]] = {
     "smallint": ["-32768", "0", "7"],
@@ -83,15 +85,20 @@ NOT_GROUPABLE = {
 }  # fmt: skip
 
 
+OWN_TYPES = """
+CREATE TYPE mood AS ENUM ('sad', 'happy');
+CREATE DOMAIN positive AS int CHECK (VALUE > 0);
+CREATE DOMAIN required AS text NOT NULL;
+CREATE DOMAIN price AS numeric;
+CREATE TYPE pair AS (a int, b text);
+CREATE TYPE labelled AS (amount numeric, label varchar(5));
+CREATE TYPE floatrange AS RANGE (subtype = float8);
+"""
+
+
 @pytest.fixture(autouse=True)
 def own_types(conn: Connection) -> None:
-    conn.execute("CREATE TYPE mood AS ENUM ('sad', 'happy')")
-    conn.execute("CREATE DOMAIN positive AS int CHECK (VALUE > 0)")
-    conn.execute("CREATE DOMAIN required AS text NOT NULL")
-    conn.execute("CREATE DOMAIN price AS numeric")
-    conn.execute("CREATE TYPE pair AS (a int, b text)")
-    conn.execute("CREATE TYPE labelled AS (amount numeric, label varchar(5))")
-    conn.execute("CREATE TYPE floatrange AS RANGE (subtype = float8)")
+    conn.execute(OWN_TYPES)
 
 
 def fill(conn: Connection, kind: str, texts: list[str]) -> None:

@@ -1,0 +1,90 @@
+"""The choice of an engine: the database is spared, within the schedule, by what was seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.engine.choice import PRIORS, START_MS, Line, Observation, choose, crossover, fitted
+
+
+def seen(engine: str, fixed: float, per_row: float, *, outside: float = 0.0) -> list[Observation]:
+    """Refreshes of one engine along a line; `outside` is what Spark takes of its own."""
+    return [
+        Observation(engine, rows, fixed + per_row * rows + outside, fixed + per_row * rows)
+        for rows in (1, 10, 100, 1_000, 10_000, 100_000) * 4
+    ]
+
+
+def test_a_small_delta_stays_in_the_database_and_a_large_one_leaves_it() -> None:
+    small = choose(10, [], interval_ms=None, spark_runs=True)
+    large = choose(1_000_000, [], interval_ms=None, spark_runs=True)
+    assert (small.engine, large.engine) == ("postgres", "spark")
+    assert "a first guess" in small.reason
+    assert "ms of the database's work" in large.reason
+
+
+@pytest.mark.parametrize(
+    ("postgres", "spark", "rows", "engine"),
+    [
+        # For this table a row costs PostgreSQL ten times as much as sending it: the crossover is low.
+        ((5, 1.0), (50, 0.1), 20, "postgres"),
+        ((5, 1.0), (50, 0.1), 200, "spark"),
+        # For this one it is cheaper than sending it: there is none.
+        ((5, 0.001), (50, 0.1), 1_000_000, "postgres"),
+    ],
+)
+def test_the_crossover_is_learned_from_the_history(
+    postgres: tuple[float, float], spark: tuple[float, float], rows: int, engine: str
+) -> None:
+    history = seen("postgres", *postgres) + seen("spark", *spark, outside=100)
+    verdict = choose(rows, history, interval_ms=None, spark_runs=True)
+    assert verdict.engine == engine
+    assert "from 24 refreshes" in verdict.reason
+
+
+def test_spark_is_not_started_for_less_than_its_start_takes() -> None:
+    rows = 200_000
+    assert choose(rows, [], interval_ms=None, spark_runs=True).engine == "spark"
+    idle = choose(rows, [], interval_ms=None, spark_runs=False)
+    assert idle.engine == "postgres"
+    assert "starting Spark" in idle.reason
+    dear = int(START_MS / PRIORS["postgres"].database.per_row_ms) * 2
+    assert choose(dear, [], interval_ms=None, spark_runs=False).engine == "spark"
+
+
+def test_the_schedule_comes_before_the_database() -> None:
+    history = seen("postgres", 5, 0.1) + seen("spark", 5, 0.01, outside=2_000)
+    assert choose(10_000, history, interval_ms=None, spark_runs=True).engine == "spark"
+    hurried = choose(10_000, history, interval_ms=1_500, spark_runs=True)
+    assert hurried.engine == "postgres"
+    assert "more than its schedule of 1500 ms" in hurried.reason
+    # Where neither keeps the schedule, the database is spared all the same.
+    assert choose(10_000, history, interval_ms=500, spark_runs=True).engine == "spark"
+
+
+def test_the_guess_gives_way() -> None:
+    line = fitted("postgres", seen("postgres", 100, 2.0)).database
+    assert line.at(1_000) == pytest.approx(2_100, rel=0.01)
+
+
+def test_little_experience_scales_the_guess() -> None:
+    guess = PRIORS["spark"].database
+    twice = [Observation("spark", 500, 0, 2 * guess.at(500))] * 20
+    line = fitted("spark", twice).database
+    assert line.at(500) == pytest.approx(2 * guess.at(500))
+    assert line.at(50_000) == pytest.approx(2 * guess.at(50_000))
+
+
+def test_a_cost_is_never_negative_and_never_falls() -> None:
+    odd = [Observation("postgres", 1_000, 5, 5), Observation("postgres", 10, 5_000, 5_000)] * 50
+    line = fitted("postgres", odd).elapsed
+    assert isinstance(line, Line)
+    assert line.fixed_ms >= 0
+    assert line.per_row_ms >= 0
+
+
+def test_the_crossover_in_words() -> None:
+    cheap = seen("postgres", 5, 1.0) + seen("spark", 50, 0.1)
+    assert crossover(cheap).startswith("in PostgreSQL up to about ")
+    never = seen("postgres", 5, 0.001) + seen("spark", 50, 0.1)
+    assert crossover(never) == "PostgreSQL takes each row in for less than it takes to send it"
