@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from tests.engines import LEDGER, Handle
+from tests.engines import LEDGER, SPARK_MASTER, Handle
 from tests.oracle.chance import SEED
 
 import headwater
@@ -41,6 +41,9 @@ TEST_SETTINGS = {
     "log_checkpoints": "off",
 }
 _database_numbers = itertools.count(1)
+
+# One process has one Spark: a table large enough for `auto` to start it must start the same as the others do.
+os.environ["HEADWATER_SPARK_MASTER"] = SPARK_MASTER
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts us in the background has our children ignore interrupts, which some tests send.

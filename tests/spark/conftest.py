@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.engines import SPARK_MASTER
 
 from headwater.config import Settings
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from headwater.engine.spark.session import Runtime
 
-SPARK_SETTINGS = Settings(spark_master="local[2]")
+SPARK_SETTINGS = Settings(spark_master=SPARK_MASTER)
 
 
 @pytest.fixture(scope="session")
