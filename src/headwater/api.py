@@ -148,6 +148,12 @@ class Headwater:
         stream_table = catalog.find(self._connection, name)
         return refresher.refresh(stream_table, Request(full=full, engine=engine))
 
+    def start_spark(self) -> None:
+        """Starts Spark in the background, so that what needs it first need not wait."""
+        from headwater.engine.spark.session import runtime
+
+        runtime().start_in_background(self._settings())
+
     def cancel(self, name: str) -> builtins.list[RunningJob]:
         """Ends the refreshes of a stream table that run now; which these are."""
         install.require_current(self._connection)

@@ -113,7 +113,7 @@ def test_one_changed_row_reads_as_much_in_a_large_table_as_in_a_small_one(
             conn.execute("ANALYZE")
             loaded = size
             for number, (label, query) in enumerate(QUERIES.items()):
-                hw.create(f"st{number}", query, mode="differential")
+                hw.create(f"st{number}", query, mode="differential", engine="postgres")
                 conn.execute(
                     "UPDATE orders SET price = price + 1, quantity = quantity + 10 WHERE id = %s",
                     (size // 2 + number,),

@@ -28,7 +28,6 @@ from rich.live import Live
 
 from headwater.api import Headwater, connect
 from headwater.catalog import EngineName
-from headwater.config import Settings
 from headwater.db.connection import Connection, one, translated
 from headwater.demo import screen
 from headwater.demo.board import Board, Speed
@@ -54,7 +53,7 @@ def run(seconds: float, dsn: str | None, console: Console, engine: EngineName = 
     engine is that of the large stream table. Raises HeadwaterError when it cannot even begin.
     """
     interrupts = _Interrupts()
-    with interrupts.installed(), _spark(engine, console):
+    with interrupts.installed():
         try:
             with _database(dsn, console, interrupts) as (address, description):
                 board = _perform(seconds, address, description, engine, console, interrupts)
@@ -65,22 +64,6 @@ def run(seconds: float, dsn: str | None, console: Console, engine: EngineName = 
             raise translated(error, "demo", HeadwaterError) from error
     console.print(screen.summary(board, given=dsn is not None))
     return 1 if board.problems else 0
-
-
-@contextmanager
-def _spark(engine: EngineName, console: Console) -> Iterator[None]:
-    """Spark, started while the shop is being loaded, gone afterwards."""
-    if engine == "postgres":
-        yield
-        return
-    from headwater.engine.spark.session import runtime
-
-    console.print("Starting Spark in the background …", style="dim", highlight=False)
-    runtime().start_in_background(Settings())
-    try:
-        yield
-    finally:
-        runtime().stop()
 
 
 def _perform(
@@ -202,6 +185,9 @@ def _prepare(
     headwater: Headwater, shop: Shop, engine: EngineName, console: Console, interrupts: _Interrupts
 ) -> None:
     interrupts.checkpoint()
+    if engine != "postgres":
+        console.print("Starting Spark in the background …", style="dim", highlight=False)
+        headwater.start_spark()
     with _step(console, f"Loading a shop with {ORDERS:,} orders of {ITEMS:,} items and {VIEWS:,} page views"):
         with headwater.connection.transaction():
             shop.load(headwater.connection)
