@@ -17,7 +17,7 @@ def seen(engine: str, fixed: float, per_row: float, *, outside: float = 0.0) -> 
 
 def test_a_small_delta_stays_in_the_database_and_a_large_one_leaves_it() -> None:
     small = choose(10, [], interval_ms=None, spark_runs=True)
-    large = choose(1_000_000, [], interval_ms=None, spark_runs=True)
+    large = choose(2_000_000, [], interval_ms=None, spark_runs=True)
     assert (small.engine, large.engine) == ("postgres", "spark")
     assert "a first guess" in small.reason
     assert "ms of the database's work" in large.reason
@@ -43,7 +43,7 @@ def test_the_crossover_is_learned_from_the_history(
 
 
 def test_spark_is_not_started_for_less_than_its_start_takes() -> None:
-    rows = 200_000
+    rows = 2_000_000
     assert choose(rows, [], interval_ms=None, spark_runs=True).engine == "spark"
     idle = choose(rows, [], interval_ms=None, spark_runs=False)
     assert idle.engine == "postgres"

@@ -49,8 +49,8 @@ class Cost:
 
 # As `headwater bench delta` measures for a join with an aggregate; see docs/spark.md.
 PRIORS: dict[Name, Cost] = {
-    "postgres": Cost(Line(12.0, 0.030), Line(12.0, 0.030)),
-    "spark": Cost(Line(150.0, 0.025), Line(45.0, 0.020)),
+    "postgres": Cost(Line(12.0, 0.0012), Line(12.0, 0.0012)),
+    "spark": Cost(Line(140.0, 0.0027), Line(100.0, 0.0011)),
 }
 ENOUGH = 5
 """Observations that make a line of their own, if their sizes differ enough."""
