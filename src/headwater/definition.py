@@ -24,13 +24,21 @@ from headwater.plan.lineage import fingerprint
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan, RecomputePlan
 from headwater.plan.operators import (
     Aggregate,
+    Apply,
     ColumnType,
+    Constant,
+    Expansion,
+    Keyed,
+    Node,
     Output,
+    Query,
+    Scan,
     Select,
     Source,
     SourceColumn,
     SourceKind,
     Unsupported,
+    children,
 )
 from headwater.plan.parse import Parsed, Relations, View, parse_query
 from headwater.plan.render import Column, now_sql
@@ -182,6 +190,7 @@ def _read_definition(connection: Connection, view: int) -> Definition:
             unusable={(item.schema, item.name): item.obstacle for item in reads if item.obstacle},
             aggregates=frozenset(function.name for function in aggregates),
             builtin_aggregates=frozenset(function.name for function in aggregates if function.builtin),
+            set_returning=frozenset(function.name for function in functions if function.returns_set),
         ),
     )
     enums = _enums(connection, set().union(*(volatility.io_cast_results(tree) for tree in trees)))
@@ -190,14 +199,18 @@ def _read_definition(connection: Connection, view: int) -> Definition:
     if not reasons and not all(_survives_round_trip(connection, *item) for item in texts):
         reasons.append("parsed again, an expression in it would not mean the same to the server")
     plan = None
+    name = str(one(connection, "SELECT %s::oid::regclass::text", (view,))[0])
     if not reasons:
         try:
             with connection.transaction():
-                plan = _plan(types, parsed, outputs)
-        except psycopg.Error:
+                plan = _plan(types, parsed, outputs, name)
+        except psycopg.Error as error:
+            import os
+
+            if os.environ.get("HW_DEBUG"):
+                print("DEBUG", error)
             reasons.append("the server does not accept what the SQL parser made of it")
     oids = tuple(item.oid for item in relations)
-    name = str(one(connection, "SELECT %s::oid::regclass::text", (view,))[0])
     return Definition(
         name,
         text,
@@ -226,18 +239,37 @@ def _source(item: ReadRelation, columns: list[SourceColumn]) -> Source:
     return Source(item.oid, item.schema, item.name, kind, tuple(columns))
 
 
-def _plan(types: _Types, parsed: Parsed, outputs: tuple[Column, ...]) -> IncrementalPlan:
+def _plan(types: _Types, parsed: Parsed, outputs: tuple[Column, ...], view: str) -> IncrementalPlan:
     root = parsed.root
     assert root is not None
+    columns = {node: types.columns_of_query(now_sql(node)) for node in _staged_nodes(root)}
     plan: IncrementalPlan
     if isinstance(root, Aggregate):
-        rows = types.columns_of_query(now_sql(root.input))
+        rows = columns.get(root.input) or types.columns_of_query(now_sql(root.input))
         algebra = algebra_of(root, {column.name: column.type for column in rows})
-        plan = GroupPlan(root, rows, outputs, algebra)
+        plan = GroupPlan(root, rows, outputs, algebra, columns)
     else:
-        plan = BagPlan(outputs, now_sql(root), root)
+        # The server plans the user's own text best.
+        query = f"SELECT * FROM {view}" if columns else now_sql(root)
+        plan = BagPlan(outputs, query, root, columns)
     types.columns_of_query(plan.full_sql())  # for the server's word that it is valid
     return plan
+
+
+def _staged_nodes(root: Query) -> list[Query]:
+    """What is nonlinear inside a query, with what it reads: a refresh keeps their rows in tables."""
+    found: dict[Query, None] = {}
+
+    def walk(node: Node, *, top: bool) -> None:
+        for child in children(node):
+            walk(child, top=False)
+        if isinstance(node, Aggregate | Keyed | Apply) and not (top and isinstance(node, Aggregate)):
+            for query in (*children(node), node):
+                if not isinstance(query, Scan | Constant | Expansion):
+                    found.setdefault(query)
+
+    walk(root, top=True)
+    return list(found)
 
 
 def _relations_read(connection: Connection, view: int) -> list[ReadRelation]:
@@ -323,7 +355,11 @@ def _survives_round_trip(connection: Connection, text: str, view: int) -> bool:
             connection.execute("DROP VIEW pg_temp.hw_round_trip")
     except psycopg.Error:
         return False
-    return deparsed == text and calls[0] == calls[1]
+    # A list of VALUES in FROM is the same with and without a SELECT around it.
+    return (
+        deparsed.replace("( VALUES", "(VALUES") == text.replace("( VALUES", "(VALUES")
+        and calls[0] == calls[1]
+    )
 
 
 def _digest(functions: Sequence[volatility.Function]) -> str:

@@ -14,7 +14,17 @@ from headwater.db.work import Recorder
 from headwater.plan.aggregates import obstacle
 from headwater.plan.dialect import render
 from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
-from headwater.plan.operators import Constant, Scan, Select, UnionAll
+from headwater.plan.operators import (
+    Aggregate,
+    Apply,
+    Constant,
+    Expansion,
+    Keyed,
+    Node,
+    Scan,
+    Select,
+    UnionAll,
+)
 from headwater.refresh import Refresher, apply, compute, stage
 
 
@@ -120,7 +130,9 @@ def _aggregate(plan: GroupPlan) -> Operator:
 def _written(plan: GroupPlan, column: str) -> str:
     """An input column of the aggregate as the query writes it."""
     body = plan.aggregate.input
-    block = body if isinstance(body, Select) else body.branches[0]
+    block = body.branches[0] if isinstance(body, UnionAll) else body
+    if not isinstance(block, Select):
+        return column
     return render(block.outputs[body.output_names.index(column)].expression).replace('"', "")
 
 
@@ -130,7 +142,7 @@ def _with_arguments(plan: GroupPlan, call: str) -> str:
     return call.replace("i.", "")
 
 
-def _body(node: Select | UnionAll | Scan | Constant, depth: int) -> Iterator[Operator]:
+def _body(node: Node, depth: int) -> Iterator[Operator]:
     match node:
         case UnionAll():
             yield Operator(
@@ -161,3 +173,35 @@ def _body(node: Select | UnionAll | Scan | Constant, depth: int) -> Iterator[Ope
             )
         case Constant():
             yield Operator(depth, "values", node.sql, "never changes")
+        case Expansion():
+            yield Operator(depth, "expand", render(node.sql).replace('"', ""), "linear: each row for itself")
+        case Aggregate():
+            name = "distinct" if node.distinct else "aggregate"
+            calls = ", ".join(call.function for call in node.calls)
+            rule = (
+                "keyed: the affected groups as they are now, less as they were"
+                if node.keys
+                else "global: computed as a whole, now and as it was"
+            )
+            yield Operator(
+                depth, name, f"by {len(node.keys)} columns" + (f": {calls}" if calls else ""), rule
+            )
+            yield from _body(node.input, depth + 1)
+        case Keyed():
+            rule = (
+                "keyed: what has the affected keys as it is now, less as it was"
+                if node.keys[0]
+                else "global: computed as a whole and compared"
+            )
+            yield Operator(depth, node.what, f"by {len(node.keys[0])} columns", rule)
+            for item in node.inputs:
+                yield from _body(item.node, depth + 1)
+        case Apply():
+            rule = "linear in its rows; a change of a lookup affects the rows that may find it"
+            outer = any(joined.condition is not None for joined in node.joins)
+            yield Operator(
+                depth, "outer join" if outer else "look up", f"{len(node.lookups)} relations", rule
+            )
+            yield from _body(node.core, depth + 1)
+            for lookup in node.lookups:
+                yield from _body(lookup.node, depth + 1)

@@ -46,7 +46,7 @@ from headwater.errors import (
 from headwater.history import Outcome
 from headwater.plan.dialect import identifier
 from headwater.plan.maintain import HIDDEN
-from headwater.plan.parse import SYSTEM_COLUMNS
+from headwater.plan.scope import SYSTEM_COLUMNS
 from headwater.refresh import Refresher, Request
 from headwater.registration import effective_mode, register, register_anew
 

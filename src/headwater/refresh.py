@@ -85,6 +85,8 @@ class _Choice:
 
 
 DATA_EXCEPTION = "22"
+FEW_ROWS = 100
+"""So few change rows are always taken in as a delta; what that takes is known again then."""
 UNSTAGED_ROWS = 50_000
 """From so many change rows on, an engine whose tasks read in parallel takes them from the change table."""
 HISTORY_CLEANING_INTERVAL = 256
@@ -335,6 +337,10 @@ class Refresher:
             return _Choice("nothing", "no source changed", release=release)
         rows = sum(waiting.rows for waiting in found.values())
         names = ", ".join(sorted(labels[relation] for relation in changed))
+        if stream_table.requested_mode == "auto" and rows > FEW_ROWS:
+            dearer = self._dispatch.dearer_than_full(self._connection, stream_table, rows)
+            if dearer is not None:
+                return _Choice("recompute", dearer, rows)
         reason = f"{rows} change row{'s' if rows != 1 else ''} in {names}"
         pending = {relation: waiting.rows for relation, waiting in found.items()}
         return _Choice("delta", reason, rows, changed, pending)
@@ -656,7 +662,10 @@ def compute(
     """The delta of a plan from staged changes of its sources; the affected keys' table, if it has groups."""
     with phases.measure("compute"):
         if isinstance(plan, BagPlan):
-            engine.bag_delta(scratch, plan, staged)
+            if plan.is_whole:
+                engine.recompute_all(scratch, plan, target.storage)
+            else:
+                engine.bag_delta(scratch, plan, staged)
             return None
         scratch.shape("result", plan.stored_sql(target.storage))
         if plan.algebra is None:

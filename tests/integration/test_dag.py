@@ -196,7 +196,7 @@ def test_recomputing_a_source_gives_its_dependents_a_delta(hw: Headwater, conn: 
 
 
 def test_a_source_that_recomputes_always_feeds_deltas(hw: Headwater, conn: Connection) -> None:
-    hw.create("first", "SELECT id, kind FROM items ORDER BY price DESC LIMIT 4")
+    hw.create("first", "SELECT id, kind FROM items ORDER BY price DESC LIMIT 4", mode="full")
     assert hw.create("counts", "SELECT kind, count(*) AS n FROM first GROUP BY kind").mode == "differential"
     conn.execute("INSERT INTO items VALUES (10, 'k1', 50)")
     outcomes = hw.refresh("counts")

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.engine.choice import PRIORS, START_MS, Line, Observation, choose, crossover, fitted
+from headwater.engine.choice import (
+    PRIORS,
+    START_MS,
+    Line,
+    Observation,
+    choose,
+    crossover,
+    dearer_than_full,
+    fitted,
+)
 
 
 def seen(engine: str, fixed: float, per_row: float, *, outside: float = 0.0) -> list[Observation]:
@@ -88,3 +97,21 @@ def test_the_crossover_in_words() -> None:
     assert crossover(cheap).startswith("in PostgreSQL up to about ")
     never = seen("postgres", 5, 0.001) + seen("spark", 50, 0.1)
     assert crossover(never) == "PostgreSQL takes each row in for less than it takes to send it"
+
+
+def test_a_delta_that_costs_more_than_recomputing_is_given_up() -> None:
+    slow = seen("postgres", 50, 1.0)
+    assert dearer_than_full(10_000, slow, 300.0) == (
+        "a delta of 10,000 change rows would take about 10,050 ms, recomputing 300 ms"
+    )
+    assert dearer_than_full(100, slow, 300.0) is None
+    assert dearer_than_full(10_000, slow, 8_000.0) is None
+    assert dearer_than_full(10_000, slow, None) is None
+    assert dearer_than_full(10_000, [], 300.0) is None
+
+
+def test_with_few_deltas_only_those_of_its_size_count() -> None:
+    once = [Observation("postgres", 10_000, 5_000.0, 5_000.0)]
+    assert dearer_than_full(12_000, once, 300.0) is not None
+    assert dearer_than_full(1_000_000, once, 300.0) is None
+    assert dearer_than_full(200, once, 300.0) is None

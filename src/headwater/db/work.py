@@ -6,6 +6,8 @@ commit, and analysed after it is filled, so that the statement that reads it is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from psycopg import sql
 from psycopg.rows import TupleRow
 
@@ -48,6 +50,16 @@ class Scratch:
             f" AS {select} WITH NO DATA"
         )
 
+    def index(self, table: str, columns: Sequence[str]) -> None:
+        """Makes a temporary table quick to look into, unless it is."""
+        self._connection.execute(
+            sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} ({})").format(
+                sql.Identifier(f"{self._prefix}_{table}_index"),
+                statement(self.name(table)),
+                sql.SQL(", ").join(map(sql.Identifier, columns)),
+            )
+        )
+
     def run(self, what: str, text: str) -> int:
         """Runs one data-modifying statement; the number of rows it touched."""
         return self._connection.execute(statement(text)).rowcount
@@ -67,6 +79,9 @@ class Recorder(Scratch):
         return f"pg_temp.{table}"
 
     def shape(self, table: str, select: str) -> None:
+        pass
+
+    def index(self, table: str, columns: Sequence[str]) -> None:
         pass
 
     def fill(self, table: str, select: str) -> int:

@@ -57,6 +57,12 @@ ENOUGH = 5
 SPREAD = 10
 
 
+WORTH_AVOIDING_MS = 1_000.0
+"""A delta that takes less is never given up for recomputing."""
+DEARER = 1.5
+"""How many times as long as recomputing a delta must take to be given up."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The engine for a delta, and why."""
@@ -97,6 +103,26 @@ def choose(
         f"about {database[best]:.0f} ms of the database's work, {database[other]:.0f} ms with {_title(other)}"
         f" ({'from ' + str(seen) + ' refreshes' if seen else 'a first guess'};"
         f" {crossover(observations)})",
+    )
+
+
+def dearer_than_full(rows: int, observations: Sequence[Observation], full_ms: float | None) -> str | None:
+    """Why recomputing costs less than a delta of this many change rows, if it does as far as is known."""
+    points = [(item.rows, item.elapsed_ms) for item in observations]
+    if full_ms is None or not points:
+        return None
+    sizes = [size for size, _ in points]
+    if len(points) >= ENOUGH and max(sizes) >= SPREAD * max(1, min(sizes)):
+        expected = _least_squares(points).at(rows)
+    else:
+        alike = [elapsed for size, elapsed in points if rows <= 2 * size and size <= 2 * rows]
+        if not alike:
+            return None
+        expected = median(alike)
+    if expected < WORTH_AVOIDING_MS or expected < DEARER * full_ms:
+        return None
+    return (
+        f"a delta of {rows:,} change rows would take about {expected:,.0f} ms, recomputing {full_ms:,.0f} ms"
     )
 
 

@@ -19,7 +19,7 @@ from headwater.db.queries import query
 from headwater.db.work import Recorder
 from headwater.definition import Definition, expression_types
 from headwater.engine.base import Engine
-from headwater.engine.choice import Observation, choose, crossover
+from headwater.engine.choice import Observation, choose, crossover, dearer_than_full
 from headwater.engine.postgres import PostgresEngine
 from headwater.engine.spark.encoding import Refused
 from headwater.engine.spark.program import Program, compile_program, full_refusal
@@ -94,6 +94,11 @@ class Dispatch:
             spark_runs=spark_runs(),
         )
         return Decision(verdict.engine, verdict.reason, program if verdict.engine == "spark" else None)
+
+    def dearer_than_full(self, connection: Connection, stream_table: StreamTable, rows: int) -> str | None:
+        """Why recomputing costs less than a delta of this many change rows, if it does."""
+        full = one(connection, query("engine", "full_cost"), {"id": stream_table.id})[0]
+        return dearer_than_full(rows, self._observations(connection, stream_table), full)
 
     def program(self, connection: Connection, definition: Definition, plan: MaintenancePlan) -> Program:
         """The program of a plan; raises Refused if Spark cannot compute it exactly."""

@@ -19,12 +19,14 @@ from sqlglot.parsers.postgres import PostgresParser
 
 
 def _negation(generator: Any, node: exp.Not) -> str:
-    """`a !~ b` is parsed as NOT (a ~ b) without the parentheses that a written NOT has."""
+    """`a !~ b` is parsed as NOT (a ~ b), `a IS NOT TRUE` alike, without the parentheses of a written NOT."""
     inner = node.this
     if isinstance(inner, exp.RegexpILike):
         return str(generator.binary(inner, "!~*"))
     if isinstance(inner, exp.RegexpLike):
         return str(generator.binary(inner, "!~"))
+    if isinstance(inner, exp.Is):
+        return f"{generator.sql(inner, 'this')} IS NOT {generator.sql(inner, 'expression')}"
     return str(generator.not_sql(node))
 
 
@@ -40,6 +42,7 @@ class PgView(Postgres):
         }
 
     class Generator(PostgresGenerator):
+        MULTI_ARG_DISTINCT = True  # string_agg(DISTINCT a, b) has two arguments, not a row of two
         TRANSFORMS = {  # noqa: RUF012
             **PostgresGenerator.TRANSFORMS,
             exp.Pow: lambda self, node: self.binary(node, "^"),
@@ -55,6 +58,10 @@ def parse(text: str) -> exp.Expression:
     """The syntax tree of one statement. Raises sqlglot's ParseError."""
     tree = parse_one(text, read=PgView)
     assert isinstance(tree, exp.Expression)
+    for column in list(tree.find_all(exp.Column)):
+        if isinstance(column.this, exp.Filter):  # an aggregate with a schema and FILTER, taken for a column
+            call = exp.Dot(this=column.args["table"], expression=column.this.this)
+            column.replace(exp.Filter(this=call, expression=column.this.expression))
     return tree
 
 

@@ -11,9 +11,10 @@ the rows of now less the delta, with weights, which a bilinear operator takes as
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
-from headwater.plan.operators import Select, scans
+from headwater.plan.operators import Node, Select
 
 
 class Version(Enum):
@@ -28,13 +29,9 @@ Term = tuple[Version, ...]
 """For each input of a block the version to read."""
 
 
-def terms(block: Select, changed: frozenset[int]) -> tuple[Term, ...]:
-    """The terms of a block's delta when the sources with these oids changed."""
-    positions = [
-        position
-        for position, item in enumerate(block.inputs)
-        if any(scan.source.relation in changed for scan in scans(item.node))
-    ]
+def terms(block: Select, changed: Callable[[Node], bool]) -> tuple[Term, ...]:
+    """The terms of a block's delta, given which of its inputs changed."""
+    positions = [position for position, item in enumerate(block.inputs) if changed(item.node)]
     return tuple(
         tuple(_version(position, pivot, positions) for position in range(len(block.inputs)))
         for pivot in positions

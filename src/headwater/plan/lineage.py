@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sqlglot import exp
 
 from headwater.plan.dialect import render
-from headwater.plan.operators import Aggregate, Constant, Root, Scan, Select, UnionAll
+from headwater.plan.operators import (
+    CORE,
+    Aggregate,
+    Apply,
+    Constant,
+    Expansion,
+    Input,
+    Keyed,
+    Node,
+    Query,
+    Scan,
+    Select,
+    UnionAll,
+)
 
 ColumnRef = tuple[int, int]
 """A source's oid and a column's number."""
 
+Lineage = dict[str | None, set[ColumnRef]]
+"""Output column to the source columns in its value; None for those that only decide on the rows."""
 
-def lineage(root: Root) -> dict[str | None, set[ColumnRef]]:
+
+def lineage(root: Query) -> Lineage:
     """Output column to the source columns in its value; None for those that only decide on the rows."""
     match root:
         case Aggregate():
-            below = lineage(root.input)
+            rows = lineage(root.input)
             calls = {
                 call.name: {*call.arguments, *([call.filter] if call.filter else [])} for call in root.calls
             }
@@ -26,15 +42,13 @@ def lineage(root: Root) -> dict[str | None, set[ColumnRef]]:
             def through(trees: Iterable[exp.Expression]) -> set[ColumnRef]:
                 names = {column.name for tree in trees for column in tree.find_all(exp.Column)}
                 inputs = {name for reference in names for name in calls.get(reference, {reference})}
-                return {column for name in inputs for column in below.get(name, set())}
+                return {column for name in inputs for column in rows.get(name, set())}
 
-            result: dict[str | None, set[ColumnRef]] = {
-                output.name: through([output.expression]) for output in root.outputs
-            }
-            deciding = {column for key in root.keys for column in below.get(key, set())}
+            result: Lineage = {output.name: through([output.expression]) for output in root.outputs}
+            deciding = {column for key in root.keys for column in rows.get(key, set())}
             if root.having is not None:
                 deciding |= through([root.having])
-            result[None] = deciding | below.get(None, set())
+            result[None] = deciding | rows.get(None, set())
             return result
         case UnionAll():
             result = {name: set() for name in root.output_names}
@@ -46,33 +60,67 @@ def lineage(root: Root) -> dict[str | None, set[ColumnRef]]:
                 result[None] |= inner[None]
             return result
         case Select():
-            result = {output.name: _columns(root, [output.expression]) for output in root.outputs}
-            result[None] = _columns(root, root.predicates)
-            for item in root.inputs:
-                if isinstance(item.node, UnionAll):
-                    result[None] |= lineage(item.node)[None]
+            below = _inputs((item.alias, item.node) for item in root.inputs)
+            result = {output.name: _columns(below, [output.expression]) for output in root.outputs}
+            result[None] = _columns(below, root.predicates).union(
+                *(each.get(None, set()) for each in below.values())
+            )
+            return result
+        case Keyed():
+            below = _inputs((item.alias, item.node) for item in root.inputs)
+            result = {None: _everything(below)}
+            passed = dict(root.passed) if len(root.inputs) == 1 else {}
+            only = below[root.inputs[0].alias]
+            for name in root.columns:
+                result[name] = only[passed[name]] if name in passed else set(result[None])
+            return result
+        case Apply():
+            below = _inputs([(CORE, root.core), *((lookup.name, lookup.node) for lookup in root.lookups)])
+            result = {None: _everything(below)}
+            for shown in root.outputs:
+                plain = isinstance(shown.expression, exp.Column) and shown.expression.table in below
+                result[shown.name] = _columns(below, [shown.expression]) if plain else set(result[None])
             return result
 
 
-def _columns(block: Select, trees: Iterable[exp.Expression]) -> set[ColumnRef]:
-    nodes = {item.alias: item.node for item in block.inputs}
-    found: set[ColumnRef] = set()
-    for tree in trees:
-        for column in tree.find_all(exp.Column):
-            node = nodes.get(column.table)
-            if isinstance(node, Scan):
-                found.add((node.source.relation, node.source.column(column.name).attnum))
-            elif isinstance(node, UnionAll):
-                found |= lineage(node)[column.name]
+def _inputs(nodes: Iterable[tuple[str, Node]]) -> dict[str, Lineage]:
+    """The lineage of each input, by its alias; a function's columns come from those of its arguments."""
+    found: dict[str, Lineage] = {}
+    for alias, node in nodes:
+        match node:
+            case Scan():
+                found[alias] = {
+                    name: {(node.source.relation, node.source.column(name).attnum)} for name in node.columns
+                }
+            case Constant():
+                found[alias] = {}
+            case Expansion():
+                arguments = _columns(found, [node.sql])
+                found[alias] = dict.fromkeys(node.columns, arguments)
+            case _:
+                found[alias] = lineage(node)
     return found
 
 
-def fingerprint(root: Root) -> str:
+def _everything(below: Mapping[str, Lineage]) -> set[ColumnRef]:
+    return {column for each in below.values() for columns in each.values() for column in columns}
+
+
+def _columns(below: Mapping[str, Lineage], trees: Iterable[exp.Expression]) -> set[ColumnRef]:
+    return {
+        reference
+        for tree in trees
+        for column in tree.find_all(exp.Column)
+        for reference in below.get(column.table, {}).get(column.name, set())
+    }
+
+
+def fingerprint(root: Query) -> str:
     """A digest of what a plan computes, in which tables and columns stand by their numbers."""
     return hashlib.sha256(_described(root).encode()).hexdigest()
 
 
-def _described(node: Root | Scan | Constant) -> str:
+def _described(node: Node) -> str:
     match node:
         case Scan():
             columns = (node.source.column(name) for name in node.columns)
@@ -80,24 +128,38 @@ def _described(node: Root | Scan | Constant) -> str:
             return f"scan({node.source.relation}: {', '.join(listed)})"
         case Constant():
             return f"constant({node.sql})"
+        case Expansion():
+            return f"expansion({render(node.sql)}, {node.columns}, {node.ordinality})"
         case UnionAll():
             return f"union({', '.join(_described(branch) for branch in node.branches)})"
         case Select():
             inputs = [f"{item.alias}={_described(item.node)}" for item in node.inputs]
-            predicates = [_numbered(node, predicate) for predicate in node.predicates]
-            outputs = [f"{out.name}={_numbered(node, out.expression)}" for out in node.outputs]
+            predicates = [_numbered(node.inputs, predicate) for predicate in node.predicates]
+            outputs = [f"{out.name}={_numbered(node.inputs, out.expression)}" for out in node.outputs]
             return f"select({inputs}, {predicates}, {outputs})"
         case Aggregate():
             calls = [f"{call.name}={render(call.sql)}" for call in node.calls]
             outputs = [f"{out.name}={render(out.expression)}" for out in node.outputs]
             having = render(node.having) if node.having is not None else ""
             return f"aggregate({_described(node.input)}, {node.keys}, {calls}, {having}, {outputs})"
+        case Keyed():
+            inputs = [f"{item.alias}={_described(item.node)}" for item in node.inputs]
+            return f"keyed({inputs}, {node.keys}, {render(node.sql)})"
+        case Apply():
+            lookups = [f"{item.name}={_described(item.node)}" for item in node.lookups]
+            joins = [
+                f"{item.alias}={render(item.item)} {render(item.condition) if item.condition else ''}"
+                for item in node.joins
+            ]
+            predicates = [render(predicate) for predicate in node.predicates]
+            outputs = [f"{out.name}={render(out.expression)}" for out in node.outputs]
+            return f"apply({_described(node.core)}, {lookups}, {joins}, {predicates}, {outputs})"
 
 
-def _numbered(block: Select, tree: exp.Expression) -> str:
+def _numbered(inputs: tuple[Input, ...], tree: exp.Expression) -> str:
     """An expression in which the columns of sources stand by their numbers."""
     copy = exp.Paren(this=tree.copy())
-    nodes = {item.alias: item.node for item in block.inputs}
+    nodes = {item.alias: item.node for item in inputs}
     for column in copy.find_all(exp.Column):
         node = nodes.get(column.table)
         if isinstance(node, Scan):

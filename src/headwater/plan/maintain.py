@@ -12,7 +12,8 @@ Everything that must differ from the user's columns is in hidden columns whose n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from sqlglot import exp
@@ -27,7 +28,7 @@ from headwater.plan.aggregates import (
     rescan_condition,
 )
 from headwater.plan.dialect import identifier, render
-from headwater.plan.operators import Aggregate, Body, Root, Scan, Select, Source, sources_of
+from headwater.plan.operators import Aggregate, Keyed, Query, Scan, Select, Source, UnionAll, sources_of
 from headwater.plan.parse import GROUP
 from headwater.plan.render import (
     HAS_NULL,
@@ -105,11 +106,19 @@ class RecomputePlan:
 class BagPlan(RecomputePlan):
     """Maintenance of a query without grouping: its weighted delta is applied as it is."""
 
-    body: Body
+    body: Query
+    columns: Mapping[Query, tuple[Column, ...]] = field(
+        default_factory=dict, compare=False
+    )  # of what is inside
 
     @property
-    def root(self) -> Root:
+    def root(self) -> Query:
         return self.body
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether any change may change all of it, as of the first rows in an order: no part has a key."""
+        return isinstance(self.body, Keyed) and not self.body.keys[0]
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -128,9 +137,12 @@ class GroupPlan:
     rows: tuple[Column, ...]  # columns of the aggregate's input
     outputs: tuple[Column, ...]
     algebra: Algebra | None
+    columns: Mapping[Query, tuple[Column, ...]] = field(
+        default_factory=dict, compare=False
+    )  # of what is inside
 
     @property
-    def root(self) -> Root:
+    def root(self) -> Query:
         return self.aggregate
 
     @property
@@ -316,9 +328,12 @@ class GroupPlan:
     def _never_null(self, name: str) -> bool:
         """A key that is a NOT NULL column of a source in every branch of the input."""
         body = self.aggregate.input
-        blocks = (body,) if isinstance(body, Select) else body.branches
+        blocks = body.branches if isinstance(body, UnionAll) else (body,)
         position = body.output_names.index(name)
-        return all(_is_not_null_column(block, block.outputs[position].expression) for block in blocks)
+        return all(
+            isinstance(block, Select) and _is_not_null_column(block, block.outputs[position].expression)
+            for block in blocks
+        )
 
 
 def _is_not_null_column(block: Select, expression: exp.Expression) -> bool:

@@ -106,11 +106,24 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Expansion:
+    """A set-returning function in FROM: for each row of the inputs before it, rows made from it."""
+
+    sql: exp.Expression = field(hash=False)
+    columns: tuple[str, ...]
+    ordinality: bool = False
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.columns
+
+
+@dataclass(frozen=True)
 class Input:
     """A node under the alias by which expressions refer to it."""
 
     alias: str
-    node: Scan | Constant | UnionAll
+    node: Node
 
 
 @dataclass(frozen=True)
@@ -120,6 +133,7 @@ class Select:
     inputs: tuple[Input, ...]
     predicates: tuple[exp.Expression, ...] = field(hash=False)
     outputs: tuple[Output, ...]
+    expands: bool = False  # a set-returning function among the outputs makes several rows of one
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -130,15 +144,11 @@ class Select:
 class UnionAll:
     """The branches one after the other; columns are matched by position and named by the first branch."""
 
-    branches: tuple[Select, ...]
+    branches: tuple[Query, ...]
 
     @property
     def output_names(self) -> tuple[str, ...]:
         return self.branches[0].output_names
-
-
-Body = Select | UnionAll
-"""What is linear or bilinear: its delta needs no stored result."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +172,7 @@ class Aggregate:
     With no keys there is exactly one group, and it exists even when the input is empty.
     """
 
-    input: Body
+    input: Query
     keys: tuple[str, ...]  # columns of the input
     calls: tuple[Call, ...]
     having: exp.Expression | None = field(hash=False)
@@ -174,27 +184,100 @@ class Aggregate:
         return tuple(output.name for output in self.outputs)
 
 
-Root = Select | UnionAll | Aggregate
+@dataclass(frozen=True)
+class Keyed:
+    """A query over whole relations that commutes with selecting on its key.
+
+    Window functions by their common partition, INTERSECT and EXCEPT by the whole row, DISTINCT ON by its
+    expressions. LIMIT has no key: it is computed as a whole.
+    """
+
+    what: str  # for people
+    inputs: tuple[Input, ...]  # each stands in `sql` as a table named by its alias
+    keys: tuple[tuple[str, ...], ...]  # for each input the columns of the key, in one order
+    sql: exp.Expression = field(hash=False)
+    columns: tuple[str, ...]
+    passed: tuple[tuple[str, str], ...] = ()  # outputs that show a column of the only input as it is
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.columns
 
 
-def scans(node: Root | Scan | Constant) -> Iterator[Scan]:
-    """Every scan below a node, in the order of the query; a self join yields its source twice."""
+@dataclass(frozen=True)
+class Lookup:
+    """A relation in which rows find others, by conditions that only some of its rows meet."""
+
+    name: str  # by which expressions refer to it as a table
+    node: Query
+    conditions: tuple[exp.Expression, ...] = field(hash=False)  # over its columns and those of the core
+    equals: tuple[tuple[str, str], ...] = ()  # of these the equalities: its column, the core's column
+    exempt: bool = False  # rows that meet no condition matter too, as NULLs do to NOT IN
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A FROM item after the core: a lookup outer-joined, or a subquery or function that reads the core."""
+
+    alias: str
+    item: exp.Expression = field(hash=False)
+    condition: exp.Expression | None = field(hash=False)  # of a LEFT JOIN; None for a cross join
+
+
+CORE = "l"
+"""Alias by which the expressions of an Apply refer to its core."""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Rows, each with what it finds in other relations: outer joins, LATERAL, subqueries in expressions.
+
+    Linear in its core, for each row stands for itself. A change in a lookup affects the rows of the core that
+    may find what changed, and no others.
+    """
+
+    core: Query
+    lookups: tuple[Lookup, ...]
+    joins: tuple[Joined, ...]
+    predicates: tuple[exp.Expression, ...] = field(hash=False)
+    outputs: tuple[Output, ...]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(output.name for output in self.outputs)
+
+
+Query = Select | UnionAll | Aggregate | Keyed | Apply
+"""What a SELECT or a set operation becomes."""
+Node = Scan | Constant | Expansion | Query
+Nonlinear = Aggregate | Keyed | Apply
+"""What is no sum over single rows: the change of its result needs the rows that belong together."""
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes that a node reads, in the order of the query."""
     match node:
-        case Scan():
-            yield node
-        case Constant():
-            return
-        case Select():
-            for item in node.inputs:
-                yield from scans(item.node)
+        case Select() | Keyed():
+            return tuple(item.node for item in node.inputs)
         case UnionAll():
-            for branch in node.branches:
-                yield from scans(branch)
+            return node.branches
         case Aggregate():
-            yield from scans(node.input)
+            return (node.input,)
+        case Apply():
+            return (node.core, *(lookup.node for lookup in node.lookups))
+        case _:
+            return ()
 
 
-def referenced_columns(root: Root) -> dict[int, tuple[str, ...]]:
+def scans(node: Node) -> Iterator[Scan]:
+    """Every scan below a node, in the order of the query; a self join yields its source twice."""
+    if isinstance(node, Scan):
+        yield node
+    for child in children(node):
+        yield from scans(child)
+
+
+def referenced_columns(root: Query) -> dict[int, tuple[str, ...]]:
     """For each source (by oid) the columns that the plan reads, in the source's own order."""
     wanted: dict[int, set[str]] = {}
     sources: dict[int, Source] = {}
@@ -207,15 +290,17 @@ def referenced_columns(root: Root) -> dict[int, tuple[str, ...]]:
     }
 
 
-def sources_of(root: Root) -> tuple[Source, ...]:
+def sources_of(root: Query) -> tuple[Source, ...]:
     """The distinct sources of a plan, in the order of their first appearance."""
     return tuple({scan.source.relation: scan.source for scan in scans(root)}.values())
 
 
-def scanned_directly(root: Root) -> frozenset[int]:
+def scanned_directly(root: Query) -> frozenset[int]:
     """The sources (by oid) that are inputs of the plan's own blocks, and not also of a subquery's."""
     body = root.input if isinstance(root, Aggregate) else root
     blocks = body.branches if isinstance(body, UnionAll) else (body,)
-    nodes = [item.node for block in blocks for item in block.inputs]
-    below = {scan.source.relation for node in nodes if isinstance(node, UnionAll) for scan in scans(node)}
+    nodes = [
+        child for block in blocks for child in (children(block) if isinstance(block, Select) else [block])
+    ]
+    below = {scan.source.relation for node in nodes if not isinstance(node, Scan) for scan in scans(node)}
     return frozenset(node.source.relation for node in nodes if isinstance(node, Scan)) - below

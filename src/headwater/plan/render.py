@@ -6,22 +6,33 @@ such column, every weight being 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sqlglot import exp
 
 from headwater.plan.dialect import identifier, render
 from headwater.plan.differentiate import Term, Version, terms
 from headwater.plan.operators import (
-    Body,
+    CORE,
+    Aggregate,
+    Apply,
     ColumnType,
     Constant,
+    Expansion,
     Input,
+    Keyed,
+    Lookup,
+    Node,
+    Nonlinear,
+    Query,
     Scan,
     Select,
     Source,
     UnionAll,
-    scans,
+    children,
 )
+from headwater.plan.reach import aliases_of, can_restrict, core_column, grouping_column, path_to
 
 WEIGHT = "__hw_w"
 HASH = "__hw_hash"
@@ -55,10 +66,25 @@ class Staged:
 
     tables: Mapping[int, str]  # SQL names, or queries in parentheses that show the ctid
     unstaged: Mapping[int, Changes] = field(default_factory=dict)
+    inner: Mapping[Nonlinear, str] = field(default_factory=dict)  # weighted tables of what changed inside
 
     @property
     def changed(self) -> frozenset[int]:
         return frozenset(self.tables)
+
+    def changes(self, node: Node) -> bool:
+        """Whether the rows of a node are others than before."""
+        match node:
+            case Scan():
+                return node.source.relation in self.tables
+            case Aggregate() | Keyed() | Apply():
+                return node in self.inner
+            case _:
+                return any(self.changes(child) for child in children(node))
+
+
+ANY_TYPE = ColumnType("", "")
+"""Of a key that is compared by `=` as the query wrote it, whatever its type."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +98,40 @@ class KeyFilter:
     table: str
     keys: tuple[Column, ...]
     null_safe: bool = False
+    columns: tuple[str, ...] = ()  # those of the restricted node that hold the keys, if named otherwise
+    exists: bool = False  # keys need not be distinct, and rows need not come once for each
 
     def branches(self) -> tuple[KeyFilter, ...]:
-        if any(key.nullable for key in self.keys):
-            return (self, KeyFilter(self.table, self.keys, null_safe=True))
+        if not self.null_safe and any(key.nullable for key in self.keys):
+            return (self, replace(self, null_safe=True))
         return (self,)
+
+    def named(self) -> list[tuple[str, Column]]:
+        """Each restricted column with its key."""
+        return list(zip(self.columns or [key.name for key in self.keys], self.keys, strict=True))
 
     def predicates(self, expressions: Mapping[str, str]) -> list[str]:
         compare = null_safe_equal if self.null_safe else equal
-        found = [compare(f"({expressions[key.name]})", f"kk.{key.sql}", key.type) for key in self.keys]
+        found = [compare(f"({expressions[name]})", f"kk.{key.sql}", key.type) for name, key in self.named()]
         if self.null_safe:
             found += [f"kk.{HAS_NULL}", f"(SELECT bool_or({HAS_NULL}) FROM {self.table})"]
         return found
+
+    def condition(self, expressions: Mapping[str, str]) -> str:
+        """As a condition on a row."""
+        return f"EXISTS (SELECT FROM {self.table} AS kk WHERE {' AND '.join(self.predicates(expressions))})"
+
+    def onto(self, below: Mapping[str, str | None]) -> KeyFilter | None:
+        """The filter on other columns that hold the same values, where they are known."""
+        pairs = [(inner, key) for name, key in self.named() if (inner := below.get(name)) is not None]
+        if not pairs:
+            return None
+        return replace(
+            self,
+            keys=tuple(replace(key, nullable=False) for _, key in pairs),
+            columns=tuple(inner for inner, _ in pairs),
+            exists=True,
+        )
 
 
 def equal(left: str, right: str, kind: ColumnType) -> str:
@@ -107,34 +155,202 @@ def relation_name(source: Source) -> str:
 # Relations as they are now
 
 
-def now_sql(body: Body, key_filter: KeyFilter | None = None) -> str:
-    """The rows of a body as they are now, restricted to the keys if there is a filter with any."""
-    blocks = body.branches if isinstance(body, UnionAll) else (body,)
-    filters: Sequence[KeyFilter | None] = key_filter.branches() if key_filter and key_filter.keys else [None]
-    return "\nUNION ALL\n".join(
-        _block_sql(block, _all_new(block), Staged({}), body.output_names, key_filter=restriction)
-        for block in blocks
-        for restriction in filters
+def now_sql(node: Query, key_filter: KeyFilter | None = None, names: tuple[str, ...] = ()) -> str:
+    """The rows of a node as they are now, restricted to the keys if there is a filter with any."""
+    names = names or node.output_names
+    if isinstance(node, UnionAll):
+        return _union_all(
+            now_sql(branch, key_filter and _by_position(key_filter, node, branch), names)
+            for branch in node.branches
+        )
+    filters = key_filter.branches() if key_filter and key_filter.keys else (None,)
+    return _union_all(_now_sql(node, restriction, names) for restriction in filters)
+
+
+def _union_all(parts: Iterable[str]) -> str:
+    """The rows of several queries; one that begins with WITH needs parentheses to stand among others."""
+    listed = list(parts)
+    if len(listed) == 1:
+        return listed[0]
+    return "\nUNION ALL\n".join(f"({part})" if part.startswith("WITH ") else part for part in listed)
+
+
+def _by_position(key_filter: KeyFilter, union: UnionAll, branch: Query) -> KeyFilter:
+    names = dict(zip(union.output_names, branch.output_names, strict=True))
+    return replace(key_filter, columns=tuple(names[name] for name, _ in key_filter.named()))
+
+
+def _now_sql(node: Query, key_filter: KeyFilter | None, names: tuple[str, ...]) -> str:
+    assert not isinstance(node, UnionAll)
+    if not isinstance(node, Select):
+        rows = _nonlinear_sql(node, key_filter)
+    elif key_filter is None or not node.expands:
+        return _block_sql(node, _all_new(node), Staged({}), names, key_filter=key_filter)
+    else:  # what a set-returning function returns is not known in WHERE
+        rows = _block_sql(node, _all_new(node), Staged({}), node.output_names)
+    if key_filter is None and names == node.output_names:
+        return rows
+    own = [f"z.{identifier(name)}" for name in node.output_names]
+    listed = ", ".join(f"{column} AS {identifier(name)}" for column, name in zip(own, names, strict=True))
+    where = ""
+    if key_filter is not None:
+        where = f" WHERE {key_filter.condition(dict(zip(node.output_names, own, strict=True)))}"
+    return f"SELECT {listed} FROM (\n{rows}\n) AS z{where}"
+
+
+def _nonlinear_sql(node: Nonlinear, key_filter: KeyFilter | None) -> str:
+    match node:
+        case Aggregate():
+            columns = {name: grouping_column(node, name) for name in node.output_names}
+            return aggregate_sql(node, now_sql(node.input, key_filter and key_filter.onto(columns)))
+        case Keyed():
+            return keyed_sql(
+                node,
+                [
+                    now_sql(_query(item), _keyed_filter(node, number, key_filter))
+                    for number, item in enumerate(node.inputs)
+                ],
+            )
+        case Apply():
+            below = {name: core_column(node, name) for name in node.output_names}
+            restriction = key_filter and key_filter.onto(below)
+            core = now_sql(node.core, restriction)
+            return apply_sql(
+                node,
+                core,
+                {
+                    item.name: now_sql(item.node, lookup_filter(item, f"({core})") if restriction else None)
+                    for item in node.lookups
+                },
+            )
+
+
+def _query(item: Input) -> Query:
+    assert not isinstance(item.node, Scan | Constant | Expansion)
+    return item.node
+
+
+def _keyed_filter(node: Keyed, number: int, key_filter: KeyFilter | None) -> KeyFilter | None:
+    """The restriction of an input: by its key, and where another column is restricted, by the keys it has."""
+    if key_filter is None:
+        return None
+    if len(node.inputs) > 1:
+        names = dict(zip(node.output_names, node.keys[number], strict=True))
+        return key_filter.onto(names)
+    own = key_filter.onto(dict(node.passed))
+    if own is None or set(own.columns) <= set(node.keys[0]) or not node.keys[0]:
+        return own if own is not None and node.keys[0] else None
+    listed = ", ".join(f"k.{identifier(name)}" for name in node.keys[0])
+    nulls = " OR ".join(is_null(f"k.{identifier(name)}") for name in node.keys[0])
+    rows = now_sql(_query(node.inputs[0]), own)
+    table = f"(SELECT DISTINCT {listed}, {nulls} AS {HAS_NULL} FROM (\n{rows}\n) AS k)"
+    return KeyFilter(table, tuple(Column(name, ANY_TYPE) for name in node.keys[0]), exists=True)
+
+
+def lookup_filter(lookup: Lookup, core: str) -> KeyFilter | None:
+    """Restricts a lookup to what rows of a core can find in it."""
+    if lookup.exempt or not lookup.equals:
+        return None
+    listed = ", ".join(
+        f"k.{identifier(column)} AS k{number}" for number, (_, column) in enumerate(lookup.equals)
+    )
+    keys = tuple(Column(f"k{number}", ANY_TYPE, nullable=False) for number in range(len(lookup.equals)))
+    columns = tuple(column for column, _ in lookup.equals)
+    return KeyFilter(f"(SELECT DISTINCT {listed} FROM {core} AS k)", keys, columns=columns, exists=True)
+
+
+def aggregate_sql(node: Aggregate, rows: str) -> str:
+    """The groups of rows, with the outputs of the query."""
+    keys = [f"i.{identifier(key)}" for key in node.keys]
+    calls = [f"{render(call.sql)} AS {identifier(call.name)}" for call in node.calls]
+    group = f" GROUP BY {', '.join(keys)}" if keys else ""
+    if not keys and not calls:
+        calls = ["1 AS one"]
+        group = " HAVING true"
+    outputs = ", ".join(f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs)
+    having = f" WHERE ({render(node.having)})" if node.having is not None else ""
+    grouped = f"SELECT {', '.join([*keys, *calls])} FROM (\n{rows}\n) AS i{group}"
+    return f"SELECT {outputs} FROM (\n{grouped}\n) AS g{having}"
+
+
+def keyed_sql(node: Keyed, rows: Sequence[str]) -> str:
+    """The query over the rows of its inputs."""
+    bound = [
+        f"{identifier(item.alias)} AS NOT MATERIALIZED (\n{sql}\n)"
+        for item, sql in zip(node.inputs, rows, strict=True)
+    ]
+    return f"WITH {', '.join(bound)} {render(node.sql)}"
+
+
+def apply_sql(node: Apply, core: str, lookups: Mapping[str, str], *, weighted: bool = False) -> str:
+    """The rows of a core, each with what it finds in the lookups."""
+    bound = [f"{identifier(name)} AS NOT MATERIALIZED (\n{sql}\n)" for name, sql in lookups.items()]
+    outputs = [f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs]
+    if weighted:
+        outputs.append(f"{CORE}.{WEIGHT} AS {WEIGHT}")
+    items = [f"(\n{core}\n) AS {CORE}"]
+    for joined in node.joins:
+        alias = identifier(joined.alias)
+        item = render(joined.item) if isinstance(joined.item, exp.Table) else f"LATERAL {render(joined.item)}"
+        if joined.condition is None:
+            items.append(f"CROSS JOIN {item} AS {alias}")
+        else:
+            items.append(f"LEFT JOIN {item} AS {alias} ON {render(joined.condition)}")
+    where = " AND ".join(f"({render(predicate)})" for predicate in node.predicates)
+    with_clause = f"WITH {', '.join(bound)} " if bound else ""
+    return f"{with_clause}SELECT {', '.join(outputs)} FROM {' '.join(items)}" + (
+        f" WHERE {where}" if where else ""
     )
 
 
 # Deltas
 
 
-def delta_sql(body: Body, staged: Staged) -> str:
-    """The change of a body as a weighted relation, not consolidated."""
-    names = body.output_names
-    if isinstance(body, Select):
-        return "\nUNION ALL\n".join(
-            _block_sql(body, term, staged, names, weighted=True) for term in terms(body, staged.changed)
-        )
-    # A branch without a change stays as an empty one: the server derives the columns' types from all.
-    return "\nUNION ALL\n".join(
-        _block_sql(branch, term, staged, names, weighted=True, empty=not changed)
-        for branch in body.branches
-        for changed in [terms(branch, staged.changed)]
-        for term in changed or [_all_new(branch)]
+def delta_sql(node: Query, staged: Staged, names: tuple[str, ...] = ()) -> str:
+    """The change of a node as a weighted relation, not consolidated."""
+    names = names or node.output_names
+    match node:
+        case Select():
+            found = terms(node, staged.changes)
+            # Without a change it is an empty relation: the server derives the columns' types from all.
+            return "\nUNION ALL\n".join(
+                _block_sql(node, term, staged, names, weighted=True, empty=not found)
+                for term in found or [_all_new(node)]
+            )
+        case UnionAll():
+            return "\nUNION ALL\n".join(delta_sql(branch, staged, names) for branch in node.branches)
+        case _:
+            listed = ", ".join(
+                f"z.{identifier(own)} AS {identifier(name)}"
+                for own, name in zip(node.output_names, names, strict=True)
+            )
+            if node in staged.inner:
+                return f"SELECT {listed}, z.{WEIGHT} FROM {staged.inner[node]} AS z"
+            return f"SELECT {listed}, 1::bigint AS {WEIGHT} FROM (\n{now_sql(node)}\n) AS z WHERE false"
+
+
+def old_sql(now: str, delta: str, columns: Sequence[Column]) -> str:
+    """The rows of a relation before its delta, a weighted table, made it what it is now."""
+    same = _same_row("n", "d", columns)
+    own, before = ("".join(f"{alias}.{column.sql}, " for column in columns) for alias in ("n", "b"))
+    met = f"EXISTS (SELECT FROM {delta} AS d WHERE {same})"
+    undone = "".join(f"{column.sql}, " for column in columns)
+    touched = consolidated_sql(
+        f"SELECT {own}1::bigint AS {WEIGHT} FROM ({now}) AS n WHERE {met}"
+        f" UNION ALL SELECT {undone}-{WEIGHT} FROM {delta} AS u",
+        columns,
     )
+    return (
+        f"SELECT {own.rstrip(', ')} FROM ({now}) AS n WHERE NOT {met}\nUNION ALL\n"
+        f"SELECT {before.rstrip(', ')} FROM (\n{touched}\n) AS b, generate_series(1, b.{WEIGHT})"
+    )
+
+
+def _same_row(left: str, right: str, columns: Sequence[Column]) -> str:
+    """Two rows are indistinguishable; by a hash first, by which the server can join them."""
+    sides = [[identity(f"{side}.{column.sql}", column.type) for column in columns] for side in (left, right)]
+    compared = [f"{one} IS NOT DISTINCT FROM {other}" for one, other in zip(*sides, strict=True)]
+    return " AND ".join([f"{hash_sql(sides[0])} = {hash_sql(sides[1])}", *compared])
 
 
 def consolidated_sql(weighted: str, columns: Sequence[Column]) -> str:
@@ -205,25 +421,26 @@ def _block_sql(
 ) -> str:
     """One SELECT over the inputs in the given versions, its columns named by position."""
     items, weights = [], []
-    if key_filter is not None:
+    expressions = {output.name: render(output.expression) for output in block.outputs}
+    if key_filter is not None and not key_filter.exists:
         items.append(f"{key_filter.table} AS kk")
     for item, version in zip(block.inputs, versions, strict=True):
-        sql, has_weight = input_sql(item, version, staged)
+        restriction = _reached(block, item, versions, staged, key_filter)
+        sql, has_weight = input_sql(item, version, staged, restriction)
         items.append(sql)
         if has_weight:
             weights.append(f"{identifier(item.alias)}.{WEIGHT}")
     outputs = [
-        f"{render(output.expression)} AS {identifier(name)}"
+        f"{expressions[output.name]} AS {identifier(name)}"
         for output, name in zip(block.outputs, names, strict=True)
     ]
     if weighted:
         outputs.append(f"{' * '.join(weights) or '1::bigint'} AS {WEIGHT}")
     predicates = [f"({render(predicate)})" for predicate in block.predicates]
     if key_filter is not None:
-        expressions = {
-            name: render(output.expression) for name, output in zip(names, block.outputs, strict=True)
-        }
-        predicates += key_filter.predicates(expressions)
+        predicates += (
+            [key_filter.condition(expressions)] if key_filter.exists else key_filter.predicates(expressions)
+        )
     if empty:
         predicates.append("false")
     source = f" FROM {', '.join(items)}" if items else ""
@@ -231,14 +448,76 @@ def _block_sql(
     return f"SELECT {', '.join(outputs)}{source}{where}"
 
 
-def input_sql(item: Input, version: Version, staged: Staged) -> tuple[str, bool]:
+def _reached(
+    block: Select, item: Input, versions: Term, staged: Staged, key_filter: KeyFilter | None
+) -> KeyFilter | None:
+    """Which rows of a computed input a block can meet, given what is few: a delta, or a filter's keys."""
+    if isinstance(item.node, Scan | Constant | Expansion):
+        return None
+    outputs = {output.name: output.expression for output in block.outputs}
+    if key_filter is not None:
+        shown = {
+            name: tree.name
+            for name, tree in outputs.items()
+            if isinstance(tree, exp.Column)
+            and tree.table == item.alias
+            and can_restrict(item.node, tree.name)
+        }
+        direct = key_filter.onto(shown)
+        if direct is not None:
+            return direct
+    start = {
+        other.alias for other, version in zip(block.inputs, versions, strict=True) if version is Version.DELTA
+    }
+    by_keys: dict[str, str] = {}
+    if key_filter is not None:
+        tables = {other.alias for other in block.inputs if isinstance(other.node, Scan)}
+        by_keys = {
+            name: next(iter(used))
+            for name, _ in key_filter.named()
+            if len(used := aliases_of(outputs[name])) == 1 and used <= tables
+        }
+        start |= set(by_keys.values())
+    path = path_to(block, item.alias, sorted(start))
+    if path is None:
+        return None
+    items = [
+        input_sql(other, version, staged)[0]
+        for other, version in zip(block.inputs, versions, strict=True)
+        if other.alias in path.aliases
+    ]
+    predicates = [
+        f"({render(predicate)})" for predicate in block.predicates if aliases_of(predicate) <= path.aliases
+    ]
+    if key_filter is not None:
+        known = {name: name for name, alias in by_keys.items() if alias in path.aliases}
+        partly = key_filter.onto(known)
+        if partly is not None:
+            predicates.append(partly.condition({name: render(outputs[name]) for name in known}))
+    listed = ", ".join(f"{render(tree)} AS k{number}" for number, (_, tree) in enumerate(path.pairs))
+    where = f" WHERE {' AND '.join(predicates)}" if predicates else ""
+    return KeyFilter(
+        f"(SELECT DISTINCT {listed} FROM {', '.join(items)}{where})",
+        tuple(Column(f"k{number}", ANY_TYPE, nullable=False) for number in range(len(path.pairs))),
+        columns=tuple(column for column, _ in path.pairs),
+        exists=True,
+    )
+
+
+def input_sql(
+    item: Input, version: Version, staged: Staged, key_filter: KeyFilter | None = None
+) -> tuple[str, bool]:
     """A FROM item, and whether it has a weight."""
     alias = identifier(item.alias)
-    if not any(scan.source.relation in staged.changed for scan in scans(item.node)):
+    if not staged.changes(item.node):
         version = Version.NEW
     match item.node:
         case Constant(sql=sql, columns=columns):
             return f"({sql}) AS {alias} ({', '.join(map(identifier, columns))})", False
+        case Expansion() as expansion:
+            named = ", ".join(map(identifier, expansion.columns))
+            ordinality = " WITH ORDINALITY" if expansion.ordinality else ""
+            return f"LATERAL {render(expansion.sql)}{ordinality} AS {alias} ({named})", False
         case Scan() as scan:
             if version is Version.NEW:
                 return f"{relation_name(scan.source)} AS {alias}", False
@@ -249,12 +528,12 @@ def input_sql(item: Input, version: Version, staged: Staged) -> tuple[str, bool]
             now = f"SELECT {listed}1::bigint AS {WEIGHT} FROM {relation_name(scan.source)}"
             undone = f"SELECT {listed}-{WEIGHT} FROM {table} AS o"
             return f"({now} UNION ALL {undone}) AS {alias}", True
-        case UnionAll() as union:
+        case query:
             if version is Version.NEW:
-                return f"({now_sql(union)}) AS {alias}", False
-            delta = delta_sql(union, staged)
+                return f"({now_sql(query, key_filter)}) AS {alias}", False
+            delta = delta_sql(query, staged)
             if version is Version.DELTA:
                 return f"({delta}) AS {alias}", True
-            names = ", ".join(identifier(name) for name in union.output_names)
-            now = f"SELECT {names}, 1::bigint AS {WEIGHT} FROM ({now_sql(union)}) AS n"
+            names = ", ".join(identifier(name) for name in query.output_names)
+            now = f"SELECT {names}, 1::bigint AS {WEIGHT} FROM ({now_sql(query, key_filter)}) AS n"
             return f"({now} UNION ALL SELECT {names}, -{WEIGHT} FROM ({delta}) AS o) AS {alias}", True

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from headwater.plan.operators import Body, ColumnType, Scan, Select
+from headwater.plan.operators import ColumnType, Query, Scan, Select, UnionAll
 
 
-def fixed_scale(body: Body, column: str) -> int | None:
+def fixed_scale(body: Query, column: str) -> int | None:
     """The scale that every value of a body's column has, or None if it depends on the rows."""
     position = body.output_names.index(column)
-    blocks = (body,) if isinstance(body, Select) else body.branches
-    found = {expression_scale(block.outputs[position].expression, block) for block in blocks}
+    blocks = body.branches if isinstance(body, UnionAll) else (body,)
+    found = {
+        expression_scale(block.outputs[position].expression, block) if isinstance(block, Select) else None
+        for block in blocks
+    }
     return found.pop() if len(found) == 1 else None
 
 

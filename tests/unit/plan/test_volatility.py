@@ -86,12 +86,6 @@ def test_a_value_function() -> None:
     assert reasons([tree, tree], []) == [CURRENT_DATE]
 
 
-def test_a_set_in_the_select_list() -> None:
-    reason = "a set-returning function in the SELECT list has no delta rule yet"
-    assert reasons(["{QUERY :hasTargetSRFs true :hasSubLinks false}"], []) == [reason]
-    assert reasons(["{QUERY :hasTargetSRFs false :hasSubLinks true}"], []) == []
-
-
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

@@ -22,12 +22,17 @@ from headwater.plan.aggregates import algebra_of
 from headwater.plan.dialect import identifier, parse, render
 from headwater.plan.maintain import BagPlan, GroupPlan
 from headwater.plan.operators import (
+    CORE,
     Aggregate,
+    Apply,
     Call,
     ColumnType,
     Constant,
+    Expansion,
     Input,
-    Root,
+    Keyed,
+    Node,
+    Query,
     Scan,
     Select,
     Source,
@@ -138,7 +143,7 @@ def planned(text: str, relations: Relations = RELATIONS) -> Parsed:
     return parse_query(text, names, relations)
 
 
-def root_of(text: str, relations: Relations = RELATIONS) -> Root:
+def root_of(text: str, relations: Relations = RELATIONS) -> Query:
     found = planned(text, relations)
     assert found.root is not None, found.reasons
     return found.root
@@ -160,7 +165,8 @@ def group_plan(text: str, **types: ColumnType) -> GroupPlan:
     """The maintenance of a grouping query; types of input columns that are not plain ones are given."""
     aggregate = aggregate_of(text)
     body = aggregate.input
-    block = body if isinstance(body, Select) else body.branches[0]
+    block = body.branches[0] if isinstance(body, UnionAll) else body
+    assert isinstance(block, Select)
     rows = tuple(
         Column(name, types.get(name) or type_of(block, output.expression))
         for name, output in zip(body.output_names, block.outputs, strict=True)
@@ -173,7 +179,8 @@ def group_plan(text: str, **types: ColumnType) -> GroupPlan:
 def bag_plan(text: str) -> BagPlan:
     root = root_of(text)
     assert not isinstance(root, Aggregate)
-    block = root if isinstance(root, Select) else root.branches[0]
+    block = root.branches[0] if isinstance(root, UnionAll) else root
+    assert isinstance(block, Select)
     outputs = tuple(
         Column(name, type_of(block, output.expression))
         for name, output in zip(root.output_names, block.outputs, strict=True)
@@ -193,12 +200,12 @@ def type_of(block: Select, expression: exp.Expression) -> ColumnType:
 # Plans as text
 
 
-def described(root: Root) -> str:
+def described(root: Query) -> str:
     """A plan in a few lines, names bare where they can be."""
     return re.sub(r'(?<!")"([a-z_][a-z0-9_]*)"(?!")', r"\1", _described(root))
 
 
-def _described(node: Root) -> str:
+def _described(node: Query) -> str:
     match node:
         case Select():
             outputs = ", ".join(f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs)
@@ -221,6 +228,32 @@ def _described(node: Root) -> str:
                 f"OVER {_described(node.input)}",
             ]
             return "\n".join(lines)
+        case Keyed():
+            keys = "; ".join(", ".join(keys) for keys in node.keys)
+            inputs = "\n".join(f"{item.alias}: {_described_node(item.node)}" for item in node.inputs)
+            return f"KEYED {node.what} BY ({keys}) {render(node.sql)}\n{inputs}"
+        case Apply():
+            outputs = ", ".join(f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs)
+            joins = "".join(
+                f" {'LEFT JOIN' if item.condition else 'CROSS JOIN'} {render(item.item)} AS {item.alias}"
+                + (f" ON {render(item.condition)}" if item.condition else "")
+                for item in node.joins
+            )
+            where = " AND ".join(render(predicate) for predicate in node.predicates)
+            lines = [f"APPLY {outputs}{joins}" + (f" WHERE {where}" if where else "")]
+            lines.append(f"{CORE}: {_described(node.core)}")
+            for lookup in node.lookups:
+                found = " AND ".join(render(item) for item in lookup.conditions)
+                equals = ", ".join(f"{mine} = {theirs}" for mine, theirs in lookup.equals)
+                marks = f"{' exempt' if lookup.exempt else ''}{f' IF {found}' if found else ''}"
+                lines.append(
+                    f"{lookup.name}{marks}{f' BY ({equals})' if equals else ''}: {_described(lookup.node)}"
+                )
+            return "\n".join(lines)
+
+
+def _described_node(node: Node) -> str:
+    return "" if isinstance(node, Scan | Constant | Expansion) else _described(node)
 
 
 def _input(item: Input) -> str:
@@ -229,8 +262,10 @@ def _input(item: Input) -> str:
             return f"{identifier(source.name)}({', '.join(map(identifier, columns))}) AS {item.alias}"
         case Constant(sql=sql, columns=columns):
             return f"({sql}) AS {item.alias}({', '.join(columns)})"
-        case UnionAll() as union:
-            return f"({_described(union)}) AS {item.alias}"
+        case Expansion(sql=sql, columns=columns):
+            return f"{render(sql)} AS {item.alias}({', '.join(columns)})"
+        case query:
+            return f"({_described(query)}) AS {item.alias}"
 
 
 def _call(call: Call) -> str:

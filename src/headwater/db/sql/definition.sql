@@ -36,7 +36,7 @@ SELECT r.ev_action::text FROM pg_rewrite r WHERE r.ev_class = ANY (%(views)s::oi
 -- name: functions
 -- The functions with these oids, and those behind these operators.
 SELECT p.oid, n.nspname, p.proname, p.provolatile::text, p.prokind::text, n.nspname = 'pg_catalog',
-       md5(concat_ws(' ', p.prosrc, p.probin, p.prosqlbody::text))
+       md5(concat_ws(' ', p.prosrc, p.probin, p.prosqlbody::text)), p.proretset
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE p.oid = ANY (%(functions)s::oid[])
    OR p.oid IN (SELECT oprcode FROM pg_operator WHERE oid = ANY (%(operators)s::oid[]))

@@ -22,3 +22,12 @@ SELECT engine, rows_in, extract(epoch FROM finished_at - started_at)::float8 * 1
 FROM headwater.refresh
 WHERE stream_table_id = %(id)s AND action = 'delta' AND status = 'completed' AND rows_in > 0
 ORDER BY id DESC LIMIT 50
+
+-- name: full_cost
+-- What computing all of a stream table took lately, in milliseconds.
+SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY took) FROM (
+    SELECT extract(epoch FROM finished_at - started_at)::float8 * 1000 AS took
+    FROM headwater.refresh
+    WHERE stream_table_id = %(id)s AND action IN ('load', 'recompute') AND status = 'completed'
+    ORDER BY id DESC LIMIT 5
+) recent

@@ -21,7 +21,19 @@ from headwater.plan.aggregates import SCALE_DIGITS, State, StateKind, delta_colu
 from headwater.plan.dialect import identifier, render
 from headwater.plan.differentiate import Term, Version
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
-from headwater.plan.operators import Body, ColumnType, Select, UnionAll
+from headwater.plan.operators import (
+    Aggregate,
+    Apply,
+    ColumnType,
+    Constant,
+    Keyed,
+    Node,
+    Query,
+    Scan,
+    Select,
+    UnionAll,
+    children,
+)
 from headwater.plan.render import WEIGHT
 from headwater.plan.scale import fixed_scale
 
@@ -356,8 +368,40 @@ def full_refusal(plan: IncrementalPlan) -> str | None:
     return None
 
 
-def _blocks(body: Body) -> tuple[Select, ...]:
-    return body.branches if isinstance(body, UnionAll) else (body,)
+def _blocks(body: Query) -> tuple[Select, ...]:
+    """The blocks of a query that only joins, filters and computes."""
+    blocks = []
+    for block in body.branches if isinstance(body, UnionAll) else (body,):
+        if not isinstance(block, Select):
+            raise Refused(f"{_named(block)} has no program for Spark yet")
+        for item in block.inputs:
+            if not isinstance(item.node, Scan | Constant):
+                _check_plain(item.node)
+        blocks.append(block)
+    return tuple(blocks)
+
+
+def _check_plain(node: Node) -> None:
+    match node:
+        case Scan() | Constant():
+            return
+        case Select() | UnionAll():
+            for child in children(node):
+                _check_plain(child)
+        case _:
+            raise Refused(f"{_named(node)} has no program for Spark yet")
+
+
+def _named(node: Node) -> str:
+    match node:
+        case Keyed():
+            return node.what
+        case Aggregate():
+            return "distinct" if node.distinct else "group by"
+        case Apply():
+            return "an outer join" if any(item.condition is not None for item in node.joins) else "a subquery"
+        case _:
+            return "a set-returning function"
 
 
 # Bags

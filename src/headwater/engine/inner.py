@@ -1,0 +1,253 @@
+"""The changes of what is nonlinear inside a query, from the inside out, each in a table of its own.
+
+A node that has a key: with K the keys that occur in the delta of what it reads, its own delta is its result
+over the rows with these keys as they are now, less that over the rows as they were. A node that looks things
+up is linear in its core; of the rows whose core did not change, only those can change that may find what
+changed in a lookup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from headwater.db.work import Scratch
+from headwater.plan.dialect import identifier, render
+from headwater.plan.maintain import BagPlan, GroupPlan
+from headwater.plan.operators import CORE, Aggregate, Apply, Keyed, Lookup, Node, Nonlinear, Query, children
+from headwater.plan.render import (
+    ANY_TYPE,
+    HAS_NULL,
+    WEIGHT,
+    Column,
+    KeyFilter,
+    Staged,
+    aggregate_sql,
+    apply_sql,
+    consolidated_sql,
+    delta_sql,
+    is_null,
+    keyed_sql,
+    lookup_filter,
+    now_sql,
+    old_sql,
+)
+
+INDEXED_ROWS = 200
+"""Rows of a lookup from which on looking into it by an index is worth making one."""
+
+
+def with_inner(scratch: Scratch, plan: BagPlan | GroupPlan, staged: Staged) -> Staged:
+    """The staged changes of sources, and with them those of what is nonlinear inside the plan's query."""
+    return _Inside(scratch, plan.columns, staged).of(plan.root) if plan.columns else staged
+
+
+class _Inside:
+    def __init__(self, scratch: Scratch, columns: Mapping[Query, tuple[Column, ...]], staged: Staged) -> None:
+        self._scratch = scratch
+        self._columns = columns
+        self._inner: dict[Nonlinear, str] = {}
+        self._staged = replace(staged, inner=self._inner)
+        self._numbers: dict[Nonlinear, int] = {}
+
+    def of(self, root: Query) -> Staged:
+        for child in children(root):
+            self._visit(child)
+        if not isinstance(root, Aggregate):
+            self._stage(root)
+        return self._staged
+
+    def _visit(self, node: Node) -> None:
+        for child in children(node):
+            self._visit(child)
+        self._stage(node)
+
+    def _stage(self, node: Node) -> None:
+        match node:
+            case Aggregate() | Keyed() | Apply() if node not in self._numbers:
+                self._numbers[node] = len(self._numbers) + 1
+                if any(self._staged.changes(child) for child in children(node)):
+                    found = self._applied(node) if isinstance(node, Apply) else self._keyed(node)
+                    if found is not None:
+                        self._inner[node] = found
+            case _:
+                pass
+
+    def _fill(self, node: Nonlinear, what: str, select: str) -> str | None:
+        """The name of a table with the rows of a query, or None if there are none."""
+        table = f"n{self._numbers[node]}_{what}"
+        return self._scratch.name(table) if self._scratch.fill(table, select) else None
+
+    def _changed(self, node: Nonlinear, what: str, child: Query) -> str | None:
+        """The consolidated change of what a node reads."""
+        if not self._staged.changes(child):
+            return None
+        delta = consolidated_sql(delta_sql(child, self._staged), self._columns[child])
+        return self._fill(node, what, delta)
+
+    def _consolidated(self, node: Nonlinear, parts: list[str]) -> str | None:
+        weighted = "\nUNION ALL\n".join(parts)
+        return self._fill(node, "delta", consolidated_sql(weighted, self._columns[node]))
+
+    # keys
+
+    def _keyed(self, node: Aggregate | Keyed) -> str | None:
+        if isinstance(node, Aggregate):
+            sides: list[tuple[Query, tuple[str, ...]]] = [(node.input, node.keys)]
+        else:
+            sides = [(item.node, keys) for item, keys in zip(node.inputs, node.keys, strict=True)]  # type: ignore[misc]
+        deltas = [self._changed(node, f"in{number}", child) for number, (child, _) in enumerate(sides)]
+        if not any(deltas):
+            return None
+        now = []
+        key_filter = self._affected(node, sides, deltas)
+        for number, (child, keys) in enumerate(sides):
+            if key_filter is None:
+                now.append(now_sql(child))
+            else:
+                rows = now_sql(child, replace(key_filter, columns=keys))
+                table = self._fill(node, f"now{number}", rows)
+                now.append(
+                    f"SELECT * FROM {table or self._scratch.name(f'n{self._numbers[node]}_now{number}')}"
+                )
+        before = [
+            old_sql(rows, delta, self._columns[child]) if delta else rows
+            for rows, delta, (child, _) in zip(now, deltas, sides, strict=True)
+        ]
+        return self._consolidated(
+            node,
+            [
+                self._weighted(node, self._over(node, now), "1"),
+                self._weighted(node, self._over(node, before), "-1"),
+            ],
+        )
+
+    def _over(self, node: Aggregate | Keyed, rows: list[str]) -> str:
+        return aggregate_sql(node, rows[0]) if isinstance(node, Aggregate) else keyed_sql(node, rows)
+
+    def _weighted(self, node: Nonlinear, rows: str, weight: str) -> str:
+        listed = "".join(f"z.{identifier(name)}, " for name in node.output_names)
+        return f"SELECT {listed}{weight}::bigint AS {WEIGHT} FROM (\n{rows}\n) AS z"
+
+    def _affected(
+        self, node: Nonlinear, sides: list[tuple[Query, tuple[str, ...]]], deltas: list[str | None]
+    ) -> KeyFilter | None:
+        """The keys that occur in the deltas of what a node reads."""
+        if not sides[0][1]:
+            return None
+        types = {column.name: column for column in self._columns[sides[0][0]]}
+        keys = tuple(Column(f"k{number}", types[name].type) for number, name in enumerate(sides[0][1]))
+        parts = [
+            "SELECT "
+            + ", ".join(f"d.{identifier(name)} AS k{number}" for number, name in enumerate(names))
+            + f" FROM {delta} AS d"
+            for delta, (_, names) in zip(deltas, sides, strict=True)
+            if delta
+        ]
+        nulls = " OR ".join(is_null(f"a.{key.sql}") for key in keys)
+        listed = ", ".join(f"a.{key.sql}" for key in keys)
+        union = " UNION ALL ".join(parts)
+        table = self._fill(
+            node, "keys", f"SELECT DISTINCT {listed}, {nulls} AS {HAS_NULL} FROM ({union}) AS a"
+        )
+        return KeyFilter(table or "", keys) if table else None
+
+    # lookups
+
+    def _applied(self, node: Apply) -> str | None:
+        core = self._changed(node, "core", node.core)
+        changed = {
+            lookup.name: table
+            for lookup in node.lookups
+            if (table := self._changed(node, lookup.name, lookup.node)) is not None
+        }
+        touched = self._touched(node, core, changed)
+        if core is None and touched is None:
+            return None
+        names = ", ".join(column.sql for column in self._columns[node.core])
+        rows = " UNION ALL ".join(f"SELECT {names} FROM {table}" for table in (core, touched) if table)
+        now, before = {}, {}
+        for lookup in node.lookups:
+            now[lookup.name], before[lookup.name] = self._found(
+                node, lookup, f"({rows})", changed.get(lookup.name)
+            )
+        parts = [
+            self._weighted(node, apply_sql(node, f"SELECT * FROM {table}", now, weighted=True), f"z.{WEIGHT}")
+            for table in (core, touched)
+            if table
+        ]
+        if touched:
+            old = apply_sql(node, f"SELECT * FROM {touched}", before, weighted=True)
+            parts.append(self._weighted(node, old, f"-z.{WEIGHT}"))
+        return self._consolidated(node, parts)
+
+    def _touched(self, node: Apply, core: str | None, changed: Mapping[str, str]) -> str | None:
+        """The rows of the core as it was that may find what changed in a lookup."""
+        columns = self._columns[node.core]
+        listed = "".join(f"{CORE}.{column.sql}, " for column in columns)
+        parts: list[str] = []
+        earlier: list[str] = []
+        for lookup in node.lookups:
+            if lookup.name not in changed:
+                continue
+            delta = changed[lookup.name]
+            finds = "true"
+            if lookup.conditions:
+                conditions = " AND ".join(f"({render(item)})" for item in lookup.conditions)
+                finds = f"EXISTS (SELECT FROM {delta} AS {identifier(lookup.name)} WHERE {conditions})"
+            where = " AND ".join([finds, *(f"NOT {other}" for other in earlier)])
+            rows = now_sql(node.core, _finders(lookup, delta))
+            parts.append(f"SELECT {listed}1::bigint AS {WEIGHT} FROM (\n{rows}\n) AS {CORE} WHERE {where}")
+            if core is not None:
+                parts.append(f"SELECT {listed}-{CORE}.{WEIGHT} FROM {core} AS {CORE} WHERE {where}")
+            earlier.append(finds)
+            if not lookup.conditions:
+                break
+        if not parts:
+            return None
+        return self._fill(node, "touched", consolidated_sql("\nUNION ALL\n".join(parts), columns))
+
+    def _found(self, node: Apply, lookup: Lookup, core: str, delta: str | None) -> tuple[str, str]:
+        """What rows of a core can find in a lookup, as it is now and as it was."""
+        columns = self._columns[lookup.node]
+        restriction = lookup_filter(lookup, core)
+        now = now_sql(lookup.node, restriction)
+        if restriction is not None:
+            table = f"{lookup.name}_now"
+            count = self._scratch.fill(f"n{self._numbers[node]}_{table}", now)
+            name = self._scratch.name(f"n{self._numbers[node]}_{table}")
+            self._index(node, table, lookup, count)
+            now = f"SELECT * FROM {name}"
+            if delta is not None:
+                kept = restriction.condition({column.name: f"d.{column.sql}" for column in columns})
+                delta = f"(SELECT d.* FROM {delta} AS d WHERE {kept})"
+        if delta is None:
+            return now, now
+        before = old_sql(now, delta, columns)
+        if restriction is not None:
+            table = f"{lookup.name}_old"
+            count = self._scratch.fill(f"n{self._numbers[node]}_{table}", before)
+            self._index(node, table, lookup, count)
+            before = f"SELECT * FROM {self._scratch.name(f'n{self._numbers[node]}_{table}')}"
+        return now, before
+
+    def _index(self, node: Apply, table: str, lookup: Lookup, rows: int) -> None:
+        """A subquery looks into its lookup once for each row; only a join has other ways."""
+        if node.joins or rows < INDEXED_ROWS:
+            return
+        self._scratch.index(f"n{self._numbers[node]}_{table}", [column for column, _ in lookup.equals])
+
+
+def _finders(lookup: Lookup, delta: str) -> KeyFilter | None:
+    """Restricts a core to the rows whose values occur in the delta of a lookup."""
+    if not lookup.equals or lookup.exempt:
+        return None
+    listed = ", ".join(
+        f"d.{identifier(column)} AS k{number}" for number, (column, _) in enumerate(lookup.equals)
+    )
+    return KeyFilter(
+        f"(SELECT DISTINCT {listed} FROM {delta} AS d)",
+        tuple(Column(f"k{number}", ANY_TYPE, nullable=False) for number in range(len(lookup.equals))),
+        columns=tuple(column for _, column in lookup.equals),
+        exists=True,
+    )

@@ -1,0 +1,318 @@
+"""Subqueries in expressions: what they read becomes a lookup, what they do with it stays as it is written."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sqlglot import exp
+
+from headwater.plan.operators import (
+    CORE,
+    Apply,
+    Input,
+    Lookup,
+    Output,
+    Query,
+    Select,
+    Source,
+    Unsupported,
+)
+from headwater.plan.reach import aliases_of, bare, conjuncts
+from headwater.plan.rename import renamed
+from headwater.plan.scope import (
+    Lifted,
+    LiftedColumns,
+    Relation,
+    Scope,
+    grouped,
+    has_query,
+    is_collation,
+    queries_in,
+    table_named,
+)
+
+
+@dataclass(frozen=True)
+class View:
+    """A plain view that the query reads, to be expanded."""
+
+    text: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Relations:
+    """What the server knows about the relations and functions that a query names."""
+
+    sources: Mapping[tuple[str, str], Source]
+    views: Mapping[tuple[str, str], View]
+    unusable: Mapping[tuple[str, str], str]  # relations without capture, with the reason
+    aggregates: frozenset[str]  # names of the aggregate functions that the query calls
+    builtin_aggregates: frozenset[str]  # those of them that are PostgreSQL's own
+    set_returning: frozenset[str] = frozenset()  # names of the functions it calls that return sets
+
+
+@dataclass
+class Block:
+    """A SELECT block being built: what it joins and by which conditions."""
+
+    inputs: list[Input] = field(default_factory=list)
+    predicates: list[exp.Expression] = field(default_factory=list)
+
+    def select(self, outputs: Sequence[Output]) -> Select:
+        return Select(tuple(self.inputs), tuple(self.predicates), tuple(outputs))
+
+
+Environment = Mapping[str, tuple[exp.Expression, tuple[str, ...], "Environment"]]
+"""Common table expressions in scope: the query, the names of its columns if given, its own environment."""
+
+
+class Subqueries(ABC):
+    """Resolves expressions, and with them the queries inside them."""
+
+    def __init__(self, relations: Relations) -> None:
+        self._relations = relations
+        self._aliases = (f"r{number}" for number in itertools.count(1))
+        self._lookup_names = (f"q{number}" for number in itertools.count(1))
+        self._lookups: dict[str, Lookup] = {}
+
+    @abstractmethod
+    def query(self, tree: exp.Expression, outer: Environment) -> Query:
+        """The operators of a query."""
+
+    @abstractmethod
+    def _from(self, tree: exp.Select, environment: Environment, outer: Scope | None) -> tuple[Block, Scope]:
+        """The block that a FROM clause makes, and the names in it."""
+
+    def _with_ctes(self, tree: exp.Expression, outer: Environment) -> Environment:
+        clause = tree.args.get("with_")
+        if clause is None:
+            return outer
+        environment = dict(outer)
+        for cte in clause.expressions:
+            names = tuple(column.name for column in cte.args["alias"].columns)
+            environment[cte.alias] = (cte.this, names, dict(environment))
+        return environment
+
+    def _rows(self, block: Block, asking: list[exp.Expression], outputs: list[Output]) -> Query:
+        """The rows of a block; with subqueries in expressions, each row looks its answers up."""
+        trees = [*asking, *(output.expression for output in outputs)]
+        expands = any(self._returns_set(output.expression) for output in outputs)
+        if not any(has_query(tree) for tree in trees):
+            return replace(block.select(outputs), expands=expands)
+        if expands:
+            raise Unsupported("a set-returning function beside a subquery has no delta rule yet")
+        lifted = Lifted()
+        core = {item.alias for item in block.inputs}
+
+        def over_core(tree: exp.Expression) -> exp.Expression:
+            if not has_query(tree) and aliases_of(tree) <= core and tree.find(exp.Column):
+                return exp.column(lifted.name(tree), CORE, quoted=True)
+            whole = exp.Paren(this=tree.copy())
+            for column in list(whole.find_all(exp.Column)):
+                if column.table in core:
+                    column.replace(exp.column(lifted.name(column), CORE, quoted=True))
+            return bare(whole)
+
+        predicates = [over_core(tree) for tree in asking]
+        shown = [Output(output.name, over_core(output.expression)) for output in outputs]
+        lookups = tuple(self._lookup(name, core, over_core) for name in self._used(trees))
+        return Apply(block.select(lifted.outputs()), lookups, (), tuple(predicates), tuple(shown))
+
+    def _used(self, trees: list[exp.Expression]) -> list[str]:
+        """The lookups that expressions read."""
+        names = dict.fromkeys(
+            table.name for tree in trees for table in tree.find_all(exp.Table) if table.name in self._lookups
+        )
+        return [name for name in names if name]
+
+    def _lookup(
+        self, name: str, core: set[str], over_core: Callable[[exp.Expression], exp.Expression]
+    ) -> Lookup:
+        """A lookup as seen from a core: conditions that it cannot check are left out."""
+        lookup = self._lookups[name]
+        conditions, equals = [], []
+        for item in lookup.conditions:
+            if not aliases_of(item) <= core | {name} or has_query(item):
+                continue
+            pair = _equality(item, name)
+            if pair is not None and not lookup.exempt:
+                seen = over_core(pair[1])
+                if isinstance(seen, exp.Column):
+                    equals.append((pair[0], seen.name))
+            conditions.append(over_core(item))
+        return Lookup(name, lookup.node, tuple(conditions), tuple(equals), lookup.exempt)
+
+    def _resolve(self, tree: exp.Expression, scope: Scope, environment: Environment) -> exp.Expression:
+        """The expression with each column replaced by what it stands for in the block's inputs, and each
+        subquery by one over a lookup."""
+        root = exp.Paren(this=tree.copy())
+        answered: list[exp.Expression] = []
+        for query in queries_in(root):
+            made = self._subquery(query, scope, environment)
+            query.replace(made)
+            answered.append(made)
+        for column in list(root.find_all(exp.Column)):
+            if is_collation(column) or any(_is_below(column, made) for made in answered):
+                continue
+            if isinstance(column.this, exp.Star):
+                raise Unsupported(f"the whole row {column.table}.* used as a value has no delta rule yet")
+            column.replace(grouped(scope.lookup(column.name, column.table)))
+        return bare(root)
+
+    def _subquery(self, query: exp.Expression, scope: Scope, environment: Environment) -> exp.Select:
+        """A subquery in an expression, over a lookup instead of what it reads."""
+        visible = {item.alias for item in every(scope)}
+        outside = any(column.table in visible for column in query.find_all(exp.Column))
+        inside = {item.alias_or_name for item in query.find_all(exp.Table, exp.Subquery, exp.Lateral)}
+        if outside and any(column.table in visible - inside for column in query.find_all(exp.Column)):
+            if not isinstance(query, exp.Select):
+                raise Unsupported("a correlated subquery with a set operation has no delta rule yet")
+            return self._correlated(query, scope, environment)
+        node = self.query(query, environment)
+        columns = tuple(f"c{number + 1}" for number in range(len(node.output_names)))
+        name = next(self._lookup_names)
+        self._lookups[name] = Lookup(name, renamed(node, columns), (), (), exempt=True)
+        return exp.select(*(exp.column(column, name, quoted=True) for column in columns)).from_(
+            table_named(name)
+        )
+
+    def _correlated(self, query: exp.Select, scope: Scope, environment: Environment) -> exp.Select:
+        """A subquery that refers to the rows outside: what it reads becomes a lookup, the rest stays."""
+        environment = self._with_ctes(query, environment)
+        block, inner = self._from(query, environment, None)
+        name, lifted = next(self._lookup_names), Lifted()
+        where = query.args.get("where")
+        within: list[exp.Expression] = []
+        across: list[exp.Expression] = []
+        for item in conjuncts([where.this]) if where else []:
+            item = as_exists(qualified(item, inner))
+            alone = all(
+                inner.owns(column) or not _is_outside(column, scope) for column in item.find_all(exp.Column)
+            )
+            (within if alone else across).append(item)
+        resolved = [self._resolve(item, inner, environment) for item in within]
+        block.predicates += [item for item in resolved if not has_query(item)]
+        asking = [item for item in resolved if has_query(item)]
+        both = Scope(
+            [Relation(item.alias, LiftedColumns(item.columns, lifted, name)) for item in inner.relations],
+            scope,
+        )
+        template = query.copy()
+        template.set("with_", None)
+        template.set("joins", None)
+        template.set("from_", exp.From(this=table_named(name)))
+        conditions = [self._resolve(item, both, environment) for item in across]
+        template.set("where", exp.Where(this=all_of(conditions)) if conditions else None)
+        for clause in ("expressions", "group", "having", "order", "distinct", "limit", "offset", "windows"):
+            value = template.args.get(clause)
+            if isinstance(value, list):
+                template.set(clause, [self._resolved_clause(item, both, environment) for item in value])
+            elif isinstance(value, exp.Expression):
+                template.set(clause, self._resolved_clause(value, both, environment))
+        outputs = list(lifted.outputs()) or [Output("c1", exp.Literal.number(1))]
+        self._lookups[name] = Lookup(name, self._rows(block, asking, outputs), tuple(conditions))
+        return template
+
+    def _resolved_clause(
+        self, tree: exp.Expression, scope: Scope, environment: Environment
+    ) -> exp.Expression:
+        if not isinstance(tree, exp.Alias):
+            return self._resolve(tree, scope, environment)
+        resolved = self._resolve(tree.this, scope, environment)
+        return exp.Alias(this=resolved, alias=exp.to_identifier(tree.alias, quoted=True))
+
+    def _returns_set(self, tree: exp.Expression) -> bool:
+        return any(
+            isinstance(node, exp.Unnest) or node.name in self._relations.set_returning
+            for node in tree.find_all(exp.Unnest, exp.Anonymous)
+        )
+
+
+def every(scope: Scope | None) -> list[Relation]:
+    """The relations of a scope and of those outside of it."""
+    return [*scope.relations, *every(scope.outer)] if scope is not None else []
+
+
+def _is_outside(column: exp.Column, scope: Scope) -> bool:
+    return any(item.alias == column.table and column.table for item in every(scope))
+
+
+def _is_below(node: exp.Expression, ancestor: exp.Expression) -> bool:
+    return any(parent is ancestor for parent in (node, *_ancestors(node)))
+
+
+def _ancestors(node: exp.Expression) -> Iterator[object]:
+    parent = node.parent
+    while parent is not None:
+        yield parent
+        parent = parent.parent
+
+
+def all_of(conditions: list[exp.Expression]) -> exp.Expression:
+    """Conditions joined by AND."""
+    found: exp.Expression = exp.true()
+    for number, item in enumerate(conditions):
+        found = exp.And(this=found, expression=grouped(item.copy())) if number else grouped(item.copy())
+    return found
+
+
+def _equality(tree: exp.Expression, alias: str) -> tuple[str, exp.Expression] | None:
+    """A condition that a column under an alias equals something without it."""
+    if not isinstance(tree, exp.EQ):
+        return None
+    for one, other in ((tree.this, tree.expression), (tree.expression, tree.this)):
+        one, other = bare(one), bare(other)
+        if (
+            isinstance(one, exp.Column)
+            and one.table == alias
+            and other.find(exp.Column)
+            and alias not in aliases_of(other)
+        ):
+            return one.name, other
+    return None
+
+
+def qualified(tree: exp.Expression, scope: Scope) -> exp.Expression:
+    """The expression with the alias before each column: it may come to stand inside a subquery."""
+    copy = exp.Paren(this=tree.copy())
+    for column in copy.find_all(exp.Column):
+        if not column.table and not is_collation(column):
+            owner = next((item.alias for item in scope.relations if column.name in item.columns), "")
+            if owner:
+                column.set("table", exp.to_identifier(owner, quoted=True))
+    return bare(copy)
+
+
+def as_exists(condition: exp.Expression) -> exp.Expression:
+    """`x IN (SELECT y …)` as a condition of its own is true exactly if such a row exists.
+
+    x IN (SELECT y FROM t)  ->  EXISTS (SELECT 1 FROM (SELECT y FROM t) AS hw_in (c1) WHERE c1 = x)
+    """
+    plain = bare(condition)
+    if not isinstance(plain, exp.In) or plain.args.get("query") is None:
+        return condition
+    query = plain.args["query"].this
+    asked = bare(plain.this)
+    if isinstance(asked, exp.Anonymous) and asked.name.upper() == "ROW":
+        values = list(asked.expressions)
+    else:
+        values = list(asked.expressions) if isinstance(asked, exp.Tuple) else [asked]
+    names = [f"c{number + 1}" for number in range(len(values))]
+    inside = {item.alias_or_name for item in query.find_all(exp.Table, exp.Subquery)}
+    if any(column.table and column.table not in inside for column in query.find_all(exp.Column)):
+        return condition  # correlated: as it is
+    derived = exp.Subquery(
+        this=query.copy(),
+        alias=exp.TableAlias(
+            this=exp.to_identifier("hw_in"), columns=[exp.to_identifier(name) for name in names]
+        ),
+    )
+    equal = [
+        exp.EQ(this=exp.column(name, "hw_in"), expression=value.copy())
+        for name, value in zip(names, values, strict=True)
+    ]
+    return exp.Exists(this=exp.select("1").from_(derived).where(*equal))
