@@ -25,6 +25,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from tests.engines import LEDGER, SPARK_MASTER, Handle
 from tests.oracle.chance import SEED
+from tests.oracle.rounds import COVERAGE
 
 import headwater
 from headwater.catalog import EngineName
@@ -130,7 +131,11 @@ def _engines_of(item: pytest.Item, config: pytest.Config) -> tuple[EngineName, .
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What Spark computed, what it refused and what it gave back."""
+    """What random queries covered; what Spark computed, what it refused and what it gave back."""
+    if COVERAGE.rounds:
+        terminalreporter.section("all of SQL")
+        for line in COVERAGE.lines():
+            terminalreporter.write_line(line)
     if LEDGER.entries:
         terminalreporter.section("on Spark")
         for line in LEDGER.summary():

@@ -1,0 +1,41 @@
+"""Every construct of SELECT: whatever is written, a stream table holds what its query gives."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from tests.oracle import tables
+from tests.oracle.chance import SEED
+from tests.oracle.rounds import COVERAGE, Bench, Round
+
+import headwater
+
+CASES = int(os.environ.get("HEADWATER_CASES") or 100)
+SOAK_SECONDS = float(os.environ.get("HEADWATER_SOAK_SECONDS") or 0)
+REDUCE_SECONDS = float(os.environ.get("HEADWATER_REDUCE_SECONDS", "60"))
+MOST_FAILURES = 3
+
+
+@pytest.mark.differential("postgres")
+def test_all_of_sql(
+    dsn: str, conn: psycopg.Connection, connect: Callable[[str], headwater.Headwater]
+) -> None:
+    """Rounds until there were enough cases; by `make soak`, until the time is over."""
+    conn.prepare_threshold = None  # the same text may mean other columns in the next round
+    conn.execute(tables.SCHEMA)
+    started = time.monotonic()
+    failures: list[str] = []
+    with connect(dsn) as hw:
+        bench = Bench(conn, hw, REDUCE_SECONDS)
+        for number in itertools.count():
+            print(f"HEADWATER_SEED={SEED + number} HEADWATER_CASES=1")
+            failures += bench.play(Round.draw(SEED + number, conn))
+            enough = COVERAGE.modes.total() >= CASES and time.monotonic() - started > SOAK_SECONDS
+            if enough or len(failures) >= MOST_FAILURES:
+                break
+    assert not failures, "\n\n".join(failures)
