@@ -48,6 +48,28 @@ def test_deltas_on_both_engines(tmp_path: Path) -> None:
     assert "<svg" in picture.read_text()
 
 
+def test_tpch(tmp_path: Path) -> None:
+    picture = tmp_path / "tpch.svg"
+    found = bench(
+        "tpch", "--scale", "0.001", "--change", "1", "--change", "0.1", "--queries", "6", "--queries", "1",
+        "--queries", "11", "--repetitions", "1", "--plot", str(picture),
+    )  # fmt: skip
+    assert (found["figure"], found["scale"]) == ("tpch", 0.001)
+    measured = found["measurements"]
+    assert [(item["query"], item["percent"]) for item in measured] == [
+        (query, percent) for query in (1, 6, 11) for percent in (0.1, 1)
+    ]
+    for item in measured:
+        assert item["equal"]
+        assert (
+            item["action"]
+            in {"differential": ("delta", "nothing"), "full": ("recompute", "nothing")}[item["mode"]]
+        )
+        assert min(item["refresh_ms"], item["full_ms"], item["view_ms"]) > 0
+    assert {item["percent"] for item in found["means"]} == {0.1, 1}
+    assert "<svg" in picture.read_text()
+
+
 @pytest.mark.parametrize("direction", ["read", "write"])
 def test_transfers(tmp_path: Path, direction: str) -> None:
     picture = tmp_path / "transfer.svg"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwater.bench.delta import DeltaCost
+from headwater.bench.tpch import QueryCost
 from headwater.bench.transfer import Transfer
 from headwater.errors import HeadwaterError
 
@@ -14,11 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {"postgres": "#336791", "spark": "#e25a1c"}
+CHANGES = ("#08306b", "#2171b5", "#6baed6", "#b3d2ea")
+"""From the smallest change to the largest."""
+
 WAYS = ("#888888", "#e25a1c", "#336791", "#a8c4de")
 TITLES = {"postgres": "in PostgreSQL", "spark": "on Spark"}
 
 
-def figure(columns: int, title: str) -> tuple[Figure, Any]:
+def figure(columns: int, title: str, width: float = 4.6) -> tuple[Figure, Any]:
     """An empty picture with panels side by side."""
     try:
         import matplotlib
@@ -29,7 +34,7 @@ def figure(columns: int, title: str) -> tuple[Figure, Any]:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    made, panels = pyplot.subplots(1, columns, figsize=(4.6 * columns, 4.2), squeeze=False)
+    made, panels = pyplot.subplots(1, columns, figsize=(width * columns, 4.2), squeeze=False)
     made.suptitle(title)
     return made, panels[0]
 
@@ -83,4 +88,45 @@ def deltas(found: Sequence[DeltaCost], path: Path) -> None:
         panel.set(title=f"{size:,} rows", xscale="log", yscale="log", xlabel="rows changed", ylabel="ms")
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize="small")
+    save(made, path)
+
+
+def tpch(found: Sequence[QueryCost], scale: float, path: Path) -> None:
+    """The time of each way by query; what was recomputed after a change is a cross instead of a dot."""
+    made, [panel] = figure(1, f"TPC-H at scale {scale:g}", width=11)
+    numbers = sorted({item.query for item in found})
+    percents = sorted({item.percent for item in found})
+    places = {number: place for place, number in enumerate(numbers)}
+    for title, marker, colour, name in (
+        ("REFRESH MATERIALIZED VIEW", "_", "#e25a1c", "view_ms"),
+        ("full refresh", "_", "#888888", "full_ms"),
+    ):
+        heights = [
+            statistics.median(getattr(item, name) for item in found if item.query == number)
+            for number in numbers
+        ]
+        panel.scatter(range(len(numbers)), heights, s=220, marker=marker, color=colour, label=title)
+    for number, percent in enumerate(percents):
+        colour = CHANGES[number % len(CHANGES)]
+        shift = 0.6 * ((number + 0.5) / len(percents) - 0.5)
+        label = f"refresh, {percent:g} % changed"
+        for marker, recomputed in (("o", False), ("x", True)):
+            points = [
+                item
+                for item in found
+                if item.percent == percent and (item.action == "recompute") == recomputed
+            ]
+            panel.scatter(
+                [places[item.query] + shift for item in points],
+                [item.refresh_ms for item in points],
+                s=26,
+                marker=marker,
+                color=colour,
+                label=None if recomputed else label,
+            )
+    panel.scatter([], [], s=26, marker="x", color=CHANGES[0], label="recomputed")
+    panel.set_xticks(range(len(numbers)), [str(number) for number in numbers])
+    panel.set(yscale="log", xlabel="query", ylabel="ms")
+    panel.grid(axis="y", alpha=0.3)
+    panel.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     save(made, path)

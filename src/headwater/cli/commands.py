@@ -243,13 +243,15 @@ def bench() -> None:
     """
 
 
+plot_option = click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Draw the figures into this file: .svg, .png or .pdf.",
+)
+
+
 def bench_options(function: Function) -> Function:
-    plot = click.option(
-        "--plot",
-        type=click.Path(dir_okay=False, writable=True, path_type=Path),
-        help="Draw the figures into this file: .svg, .png or .pdf.",
-    )
-    return plot(spark_options(private_dsn_option(format_option(debug_option(function)))))
+    return plot_option(spark_options(private_dsn_option(format_option(debug_option(function)))))
 
 
 @bench.command("delta")
@@ -293,6 +295,72 @@ def bench_delta(
 
         deltas(found, plot)
     invocation.present({"figure": "delta", "measurements": found}, show.deltas(found))
+
+
+@bench.command("tpch")
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.01,
+    show_default=True,
+    help="Size of the data; at 1 there are 6,000,000 lineitems.",
+)
+@click.option(
+    "--change",
+    type=click.FloatRange(min=0, max=100, min_open=True),
+    multiple=True,
+    help="Percent of the rows that change; may be repeated.",
+)
+@click.option("--queries", type=click.IntRange(1, 22), multiple=True, help="A query; may be repeated.")
+@click.option("--no-indexes", is_flag=True, help="Leave out the indexes on foreign keys.")
+@click.option("--repetitions", type=click.IntRange(min=1), default=3, show_default=True, help="How often.")
+@plot_option
+@private_dsn_option
+@format_option
+@debug_option
+@click.pass_obj
+def bench_tpch(
+    invocation: Invocation,
+    scale: float,
+    change: tuple[float, ...],
+    queries: tuple[int, ...],
+    no_indexes: bool,
+    repetitions: int,
+    plot: Path | None,
+) -> int:
+    """Measure refreshes of TPC-H's queries against recomputing.
+
+    Recomputing is a full refresh, and REFRESH MATERIALIZED VIEW of the same query. The exit code is 1 if a
+    stream table differs from its query.
+
+    \b
+    Example: headwater bench tpch --scale 0.1 --change 0.1 --change 1 --queries 1 --queries 3
+    """
+    from headwater.bench import delta, tpch
+    from headwater.bench.server import bench_database
+
+    with bench_database(invocation.dsn, invocation.tell) as dsn:
+        settings = {"max_buffer_rows": str(delta.BUFFER_ROWS)}
+        with Headwater(dsn) as hw:
+            hw.init()
+        found = tpch.measure(
+            lambda: Headwater(dsn, settings),
+            scale=scale,
+            percents=sorted(set(change)) or tpch.PERCENTS,
+            numbers=sorted(set(queries)) or None,
+            repetitions=repetitions,
+            indexes=not no_indexes,
+            progress=invocation.tell,
+        )
+    if plot is not None:
+        from headwater.bench.plot import tpch as draw
+
+        draw(found, scale, plot)
+    means = tpch.means(found)
+    invocation.present(
+        {"figure": "tpch", "scale": scale, "measurements": found, "means": means}, show.tpch(found, means)
+    )
+    return int(not all(item.equal for item in found))
 
 
 def transfer_options(function: Function) -> Function:

@@ -17,6 +17,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from headwater.bench.delta import DeltaCost
+from headwater.bench.tpch import Means, QueryCost
 from headwater.bench.transfer import Transfers
 from headwater.catalog import StreamTable
 from headwater.cli.document import plain
@@ -357,6 +358,57 @@ def deltas(found: Sequence[DeltaCost]) -> RenderableType:
             )
             for item in found
         ],
+    )
+
+
+def tpch(found: Sequence[QueryCost], means: Sequence[Means]) -> RenderableType:
+    measured = table(
+        (
+            "query",
+            "changed",
+            "action",
+            "refresh",
+            "full refresh",
+            "materialized view",
+            "against full",
+            "against view",
+            "equal",
+        ),
+        [
+            (
+                item.query,
+                f"{item.percent:g} %",
+                item.action,
+                milliseconds(item.refresh_ms),
+                milliseconds(item.full_ms),
+                milliseconds(item.view_ms),
+                f"{item.against_full:,.2f} ×",
+                f"{item.against_view:,.2f} ×",
+                "yes" if item.equal else "NO",
+            )
+            for item in found
+        ],
+    )
+    summary = table(
+        ("changed", "queries", "", "against full", "against view"),
+        [
+            (
+                f"{item.percent:g} %",
+                item.queries,
+                item.of,
+                f"{item.against_full:,.2f} ×",
+                f"{item.against_view:,.2f} ×",
+            )
+            for item in means
+        ],
+    )
+    recomputed = {item.query: item.reason for item in found if item.action == "recompute"}
+    return Group(
+        measured,
+        heading("geometric means"),
+        summary,
+        *([heading("recomputed")] if recomputed else []),
+        *(lines(f"query {query}: {reason}") for query, reason in recomputed.items()),
     )
 
 
