@@ -135,15 +135,19 @@ class _Inside:
         """The keys that occur in the deltas of what a node reads."""
         if not sides[0][1]:
             return None
-        types = {column.name: column for column in self._columns[sides[0][0]]}
-        keys = tuple(Column(f"k{number}", types[name].type) for number, name in enumerate(sides[0][1]))
-        parts = [
-            "SELECT "
-            + ", ".join(f"d.{identifier(name)} AS k{number}" for number, name in enumerate(names))
-            + f" FROM {delta} AS d"
-            for delta, (_, names) in zip(deltas, sides, strict=True)
-            if delta
-        ]
+        types = {column.name: column.type for column in self._columns[sides[0][0]]}
+        kinds = [types[name] for name in sides[0][1]]
+        if len(sides) > 1:  # keys are whole rows, compared in the types of the result
+            kinds = [column.type for column in self._columns[node]]
+        keys = tuple(Column(f"k{number}", kind) for number, kind in enumerate(kinds))
+        parts = []
+        for delta, (_, names) in zip(deltas, sides, strict=True):
+            if delta:
+                values = [
+                    f"(d.{identifier(name)})::{key.type.sql} AS {key.sql}"
+                    for name, key in zip(names, keys, strict=True)
+                ]
+                parts.append(f"SELECT {', '.join(values)} FROM {delta} AS d")
         nulls = " OR ".join(is_null(f"a.{key.sql}") for key in keys)
         listed = ", ".join(f"a.{key.sql}" for key in keys)
         union = " UNION ALL ".join(parts)
