@@ -99,6 +99,12 @@ TRAPS = {
         ("UPDATE t SET j = '[1]'",),
         mode="full",
     ),
+    "sides of a set operation in different types": Trap(
+        "CREATE TABLE t (v int); CREATE TABLE u (v numeric); INSERT INTO t VALUES (1), (3);"
+        " INSERT INTO u VALUES (1), (2.5)",
+        "SELECT v FROM u EXCEPT ALL SELECT v FROM t",
+        ("INSERT INTO t VALUES (2)", "INSERT INTO u VALUES (3.5), (2.5)", "DELETE FROM u WHERE v = 2.5"),
+    ),
     "GROUPING of a key that there always is": Trap(
         "CREATE TABLE t (g int); INSERT INTO t VALUES (1)",
         "SELECT g, GROUPING(g) AS k FROM t GROUP BY g",
