@@ -39,7 +39,7 @@ from headwater.db.connection import (
     translated,
 )
 from headwater.db.queries import query
-from headwater.db.work import Recorder, Scratch
+from headwater.db.work import Recorder, Scratch, drop_unused, prefix_of
 from headwater.definition import Definition, DefinitionReader, definition_oid
 from headwater.engine.base import Engine, Inexact
 from headwater.engine.dispatch import Action, Decision, Dispatch
@@ -274,7 +274,7 @@ class Refresher:
             connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
             definition = self.read_definition(stream_table)
         # The signature tells the temporary tables of different plans apart within a session.
-        prefix = f"hw{stream_table.id}_{stream_table.mode}_{definition.signature[:8]}"
+        prefix = f"{prefix_of(stream_table.id)}{stream_table.mode}_{definition.signature[:8]}"
         scratch = self._scratch(connection, prefix)
         target = self.target(stream_table, definition)
         work = _Work(stream_table, definition, scratch, target, phases, request.engine or stream_table.engine)
@@ -601,6 +601,7 @@ class Refresher:
                 captured = list(sources.values())
                 buffers.remove_consumed(self._connection, captured)
                 buffers.give_up_laggards(self._connection, captured, self._settings.max_buffer_rows)
+                drop_unused(self._connection, [outcome.stream_table_id for outcome in outcomes])
                 if any((outcome.history_id or 0) % HISTORY_CLEANING_INTERVAL == 1 for outcome in moved):
                     history.forget(self._connection, self._settings.history_retention)
         except psycopg.Error as error:

@@ -12,11 +12,31 @@ from psycopg import sql
 from psycopg.rows import TupleRow
 
 from headwater.db.connection import Connection, one
+from headwater.db.queries import query
+
+MOST_TABLES = 24
+"""Temporary tables that a session keeps for later: each commit empties every one of them, used or not."""
 
 
 def statement(text: str) -> sql.SQL:
     """SQL text made by the plan, in which every name is quoted already."""
     return sql.SQL(text)
+
+
+def prefix_of(stream_table_id: int) -> str:
+    """How the names of a stream table's temporary tables begin."""
+    return f"hw{stream_table_id}_"
+
+
+def drop_unused(connection: Connection, used: Sequence[int]) -> None:
+    """Drops the temporary tables of stream tables other than these, if they have become many."""
+    found = connection.execute(query("refresh", "temporary_tables")).fetchall()
+    if len(found) <= MOST_TABLES:
+        return
+    kept = tuple(map(prefix_of, used))
+    names = [sql.Identifier("pg_temp", name) for (name,) in found if not name.startswith(kept)]
+    if names:
+        connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(", ").join(names)))
 
 
 class Scratch:

@@ -2,3 +2,7 @@
 -- The change table of a stream table and the numbers of its view's columns in it; no row if nobody reads it.
 SELECT s.change_table, array(SELECT attnum::int FROM headwater.source_column c WHERE c.source_id = s.id ORDER BY attnum)
 FROM headwater.source s WHERE s.stream_table_id = %(id)s AND s.change_table IS NOT NULL
+
+-- name: temporary_tables
+-- Those that refreshes made in this session.
+SELECT relname FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r' AND relname ~ '^hw[0-9]+_'
