@@ -24,6 +24,10 @@ CONSTRUCTS = {
     "right join": ("SELECT a.id, a.x, b.y FROM a RIGHT JOIN b ON b.aid = a.id AND a.x > 2"),
     "full join": ("SELECT a.id, a.x, b.y FROM a FULL JOIN b ON b.aid = a.id"),
     "full join with USING": ("SELECT id, a.x, b.y FROM a FULL JOIN b USING (id)"),
+    "USING over USING": (
+        "SELECT id, a.x, b.y, c.z FROM a LEFT JOIN b USING (id) FULL JOIN c USING (id)"
+        " RIGHT JOIN b AS d USING (id)"
+    ),
     "chain of left joins": (
         "SELECT a.id, b.y, c.z FROM a LEFT JOIN b ON b.aid = a.id LEFT JOIN c ON c.bid = b.id"
     ),

@@ -157,7 +157,7 @@ class FromItems(Subqueries):
                 this="coalesce", expressions=[mine, theirs]
             )
         if merged:
-            scope.relations.append(Relation(MERGED, merged))
+            scope.relations.insert(0, Relation(MERGED, merged))  # before those of inner joins
         block.inputs, block.predicates = [Input(alias, made)], []
 
     def _on(
