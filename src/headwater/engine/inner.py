@@ -217,29 +217,24 @@ class _Inside:
         restriction = lookup_filter(lookup, core)
         now = now_sql(lookup.node, restriction)
         if restriction is not None:
-            table = f"{lookup.name}_now"
-            count = self._scratch.fill(f"n{self._numbers[node]}_{table}", now)
-            name = self._scratch.name(f"n{self._numbers[node]}_{table}")
-            self._index(node, table, lookup, count)
-            now = f"SELECT * FROM {name}"
+            now = self._kept(node, lookup, "now", now)
             if delta is not None:
-                kept = restriction.condition({column.name: f"d.{column.sql}" for column in columns})
-                delta = f"(SELECT d.* FROM {delta} AS d WHERE {kept})"
+                wanted = restriction.condition({column.name: f"d.{column.sql}" for column in columns})
+                delta = f"(SELECT d.* FROM {delta} AS d WHERE {wanted})"
         if delta is None:
             return now, now
         before = old_sql(now, delta, columns)
-        if restriction is not None:
-            table = f"{lookup.name}_old"
-            count = self._scratch.fill(f"n{self._numbers[node]}_{table}", before)
-            self._index(node, table, lookup, count)
-            before = f"SELECT * FROM {self._scratch.name(f'n{self._numbers[node]}_{table}')}"
-        return now, before
+        # What refers to the rows outside is evaluated for each of them, and must not be worked out each time.
+        return now, before if lookup.exempt else self._kept(node, lookup, "old", before)
 
-    def _index(self, node: Apply, table: str, lookup: Lookup, rows: int) -> None:
-        """A subquery looks into its lookup once for each row; only a join has other ways."""
-        if node.joins or rows < INDEXED_ROWS:
-            return
-        self._scratch.index(f"n{self._numbers[node]}_{table}", [column for column, _ in lookup.equals])
+    def _kept(self, node: Apply, lookup: Lookup, when: str, rows: str) -> str:
+        """Rows of a lookup in a table of their own."""
+        table = f"n{self._numbers[node]}_{lookup.name}_{when}"
+        count = self._scratch.fill(table, rows)
+        if lookup.equals and not node.joins and count >= INDEXED_ROWS:
+            # A subquery looks into it once for each row; only a join has other ways.
+            self._scratch.index(table, [column for column, _ in lookup.equals])
+        return f"SELECT * FROM {self._scratch.name(table)}"
 
 
 def _finders(lookup: Lookup, delta: str) -> KeyFilter | None:

@@ -125,7 +125,10 @@ class Subqueries(ABC):
     def _used(self, trees: list[exp.Expression]) -> list[str]:
         """The lookups that expressions read."""
         names = dict.fromkeys(
-            table.name for tree in trees for table in tree.find_all(exp.Table) if table.name in self._lookups
+            table.name
+            for tree in trees
+            for table in tree.find_all(exp.Table)
+            if not table.db and table.name in self._lookups
         )
         return [name for name in names if name]
 
