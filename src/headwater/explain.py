@@ -183,9 +183,7 @@ def _body(node: Node, depth: int) -> Iterator[Operator]:
                 if node.keys
                 else "global: computed as a whole, now and as it was"
             )
-            yield Operator(
-                depth, name, f"by {len(node.keys)} columns" + (f": {calls}" if calls else ""), rule
-            )
+            yield Operator(depth, name, _by(node.keys) + (f": {calls}" if calls else ""), rule)
             yield from _body(node.input, depth + 1)
         case Keyed():
             rule = (
@@ -193,15 +191,22 @@ def _body(node: Node, depth: int) -> Iterator[Operator]:
                 if node.keys[0]
                 else "global: computed as a whole and compared"
             )
-            yield Operator(depth, node.what, f"by {len(node.keys[0])} columns", rule)
+            yield Operator(depth, node.what, _by(node.keys[0]), rule)
             for item in node.inputs:
                 yield from _body(item.node, depth + 1)
         case Apply():
             rule = "linear in its rows; a change of a lookup affects the rows that may find it"
             outer = any(joined.condition is not None for joined in node.joins)
-            yield Operator(
-                depth, "outer join" if outer else "look up", f"{len(node.lookups)} relations", rule
-            )
+            name = "outer join" if outer else "look up"
+            yield Operator(depth, name, _counted(len(node.lookups), "relation"), rule)
             yield from _body(node.core, depth + 1)
             for lookup in node.lookups:
                 yield from _body(lookup.node, depth + 1)
+
+
+def _by(keys: tuple[str, ...]) -> str:
+    return f"by {_counted(len(keys), 'column')}" if keys else "without a key"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
