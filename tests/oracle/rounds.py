@@ -273,8 +273,14 @@ class Bench:
 
     def _told(self, drawn: Round, failure: Failure) -> str:
         """What failed, made smaller, as commands that lead there."""
-        drawn, query = self._reduced(drawn, failure)
-        lines = [f"-- HEADWATER_SEED={drawn.seed} HEADWATER_CASES=1: {failure.name}, {failure.error}"]
+        told = failure.error
+        try:
+            drawn, query = self._reduced(drawn, failure)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            # A tree that lost a part it cannot do without: the whole query is better than none.
+            query = failure.query.text
+            print(f"not made smaller: {error!r}")
+        lines = [f"-- HEADWATER_SEED={drawn.seed} HEADWATER_CASES=1: {failure.name}, {told}"]
         lines += [f"-- the query was: {failure.query.text}", tables.SCHEMA.strip()]
         lines += [f"{statement};" for statement in drawn.load]
         sources = {**drawn.views, **drawn.stream_tables}
