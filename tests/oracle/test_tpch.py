@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from tests.oracle.chance import SEED
+from tests.oracle.chance import SHORT_SEED as SEED
 
 from headwater import Headwater
 from headwater.bench import tpch_data
