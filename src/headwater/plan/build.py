@@ -43,11 +43,11 @@ class Builder(FromItems, Grouping):
         environment = self._with_ctes(tree, outer)
         match tree:
             case exp.Subquery():
-                return self._limited(tree, self.query(tree.this, environment), environment)
+                return self._limited(tree, self.query(tree.this, environment))
             case exp.Union():
-                return self._limited(tree, self._union(tree, environment), environment)
+                return self._limited(tree, self._union(tree, environment))
             case exp.Intersect() | exp.Except():
-                return self._limited(tree, self._compared(tree, environment), environment)
+                return self._limited(tree, self._compared(tree, environment))
             case exp.Values():
                 return self._values(tree)
             case exp.Select():
@@ -82,7 +82,7 @@ class Builder(FromItems, Grouping):
         """INTERSECT and EXCEPT: whether a row is in the result depends on the rows that equal it."""
         sides = [self.query(side, environment) for side in (tree.this, tree.expression)]
         names = sides[0].output_names
-        columns = tuple(f"c{number + 1}" for number in range(len(names)))
+        columns = tuple(_positions(len(names)))
         if not columns:
             raise Unsupported(f"{type(tree).__name__.upper()} of rows without columns has no delta rule")
         inputs = tuple(
@@ -203,7 +203,7 @@ class Builder(FromItems, Grouping):
         )
         return renamed(keyed, names[:visible])
 
-    def _limited(self, tree: exp.Expression, node: Query, environment: Environment) -> Query:
+    def _limited(self, tree: exp.Expression, node: Query) -> Query:
         """ORDER BY … LIMIT of a set operation or of a query in parentheses."""
         if not _limits(tree):
             return node

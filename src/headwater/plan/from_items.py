@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from sqlglot import exp
 
@@ -36,7 +37,7 @@ from headwater.plan.scope import (
     realiased,
     table_named,
 )
-from headwater.plan.subqueries import Block, Environment, Subqueries, all_of, every
+from headwater.plan.subqueries import Block, Environment, Subqueries, all_of, every, lifted_to_core
 
 
 class FromItems(Subqueries):
@@ -261,8 +262,6 @@ class FromItems(Subqueries):
         shown = [*given, *[output_name(out) for out in inner.this.expressions[len(given) :]]]
         unique = tuple(f"u{number + 1}" for number in range(len(shown)))
         template = self._correlated(inner.this, scope, environment)
-        for name, output in zip(unique, template.expressions, strict=True):
-            output.replace(exp.alias_(output.unalias(), name, quoted=True))
         template.set(
             "expressions",
             [
@@ -342,15 +341,7 @@ class FromItems(Subqueries):
             names[name] = exp.column(outputs[-1].name, made, quoted=True)
         relations.append(Relation(visible, names))
 
-        def over_core(tree: exp.Expression) -> exp.Expression:
-            if not has_query(tree) and aliases_of(tree) <= inputs and tree.find(exp.Column):
-                return exp.column(core.name(tree), CORE, quoted=True)
-            whole = exp.Paren(this=tree.copy())
-            for found in list(whole.find_all(exp.Column)):
-                if found.table in inputs:
-                    found.replace(exp.column(core.name(found), CORE, quoted=True))
-            return bare(whole)
-
+        over_core = partial(lifted_to_core, core=inputs, lifted=core)
         used = self._used([item])
         item = over_core(item)
         lookups = tuple(self._lookup(name, inputs, over_core) for name in used)

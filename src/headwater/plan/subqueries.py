@@ -6,6 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from sqlglot import exp
 
@@ -108,15 +109,7 @@ class Subqueries(ABC):
         lifted = Lifted()
         core = {item.alias for item in block.inputs}
 
-        def over_core(tree: exp.Expression) -> exp.Expression:
-            if not has_query(tree) and aliases_of(tree) <= core and tree.find(exp.Column):
-                return exp.column(lifted.name(tree), CORE, quoted=True)
-            whole = exp.Paren(this=tree.copy())
-            for column in list(whole.find_all(exp.Column)):
-                if column.table in core:
-                    column.replace(exp.column(lifted.name(column), CORE, quoted=True))
-            return bare(whole)
-
+        over_core = partial(lifted_to_core, core=core, lifted=lifted)
         predicates = [over_core(tree) for tree in asking]
         shown = [Output(output.name, over_core(output.expression)) for output in outputs]
         lookups = tuple(self._lookup(name, core, over_core) for name in self._used(trees))
@@ -130,7 +123,7 @@ class Subqueries(ABC):
             for table in tree.find_all(exp.Table)
             if not table.db and table.name in self._lookups
         )
-        return [name for name in names if name]
+        return list(names)
 
     def _lookup(
         self, name: str, core: set[str], over_core: Callable[[exp.Expression], exp.Expression]
@@ -233,6 +226,17 @@ class Subqueries(ABC):
             isinstance(node, exp.Unnest) or node.name in self._relations.set_returning
             for node in tree.find_all(exp.Unnest, exp.Anonymous)
         )
+
+
+def lifted_to_core(tree: exp.Expression, core: set[str], lifted: Lifted) -> exp.Expression:
+    """An expression over the columns of a core, which get what it needs of the inputs with these aliases."""
+    if not has_query(tree) and aliases_of(tree) <= core and tree.find(exp.Column):
+        return exp.column(lifted.name(tree), CORE, quoted=True)
+    whole = exp.Paren(this=tree.copy())
+    for column in list(whole.find_all(exp.Column)):
+        if column.table in core:
+            column.replace(exp.column(lifted.name(column), CORE, quoted=True))
+    return bare(whole)
 
 
 def every(scope: Scope | None) -> list[Relation]:
