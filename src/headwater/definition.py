@@ -204,11 +204,7 @@ def _read_definition(connection: Connection, view: int) -> Definition:
         try:
             with connection.transaction():
                 plan = _plan(types, parsed, outputs, name)
-        except psycopg.Error as error:
-            import os
-
-            if os.environ.get("HW_DEBUG"):
-                print("DEBUG", error)
+        except psycopg.Error:
             reasons.append("the server does not accept what the SQL parser made of it")
     oids = tuple(item.oid for item in relations)
     return Definition(

@@ -114,7 +114,7 @@ class KeyFilter:
         compare = null_safe_equal if self.null_safe else equal
         found = [compare(f"({expressions[name]})", f"kk.{key.sql}", key.type) for name, key in self.named()]
         if self.null_safe:
-            found += [f"kk.{HAS_NULL}", f"(SELECT bool_or({HAS_NULL}) FROM {self.table})"]
+            found += [f"kk.{HAS_NULL}", f"(SELECT bool_or(kn.{HAS_NULL}) FROM {self.table} AS kn)"]
         return found
 
     def condition(self, expressions: Mapping[str, str]) -> str:
