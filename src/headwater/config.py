@@ -28,6 +28,7 @@ class Settings:
     statement_timeout: str = "0ms"
     history_retention: str = "7d"
     verify_max_rows: int = 20
+    keep_inner: str = "auto"
     spark_master: str = "local[*]"
     spark_conf: str = ""
     spark_ui: str = "off"
@@ -106,6 +107,10 @@ RULES: dict[str, _Rule] = {
     ),
     "history_retention": _Rule("how long refreshes stay in the history", duration=True),
     "verify_max_rows": _Rule("how many differing rows verify shows", minimum=1),
+    "keep_inner": _Rule(
+        "whether results inside a query get storage of their own: auto decides by cost, always or never",
+        choices=("auto", "always", "never"),
+    ),
     "spark_master": _Rule(
         "where Spark runs: local[N], spark://HOST:PORT, k8s://…, yarn, or sc://HOST:PORT for Spark Connect",
         text=_master,

@@ -7,7 +7,7 @@ and whether the parser kept the query's meaning from the server's own deparsing 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -20,6 +20,7 @@ from headwater.errors import RefreshFailed
 from headwater.plan import volatility
 from headwater.plan.aggregates import algebra_of
 from headwater.plan.dialect import parse, render
+from headwater.plan.keep import Keepable, kept_form, parts
 from headwater.plan.lineage import fingerprint
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan, RecomputePlan
 from headwater.plan.operators import (
@@ -84,6 +85,7 @@ class Definition:
     columns: tuple[Column, ...]
     reads: tuple[ReadRelation, ...]
     plan: IncrementalPlan | None
+    keepables: tuple[Keepable, ...]  # parts of the plan that may get storage of their own
     reasons: tuple[str, ...]
     code: str  # a digest of the functions of users' own that it calls
     relations: tuple[int, ...]  # all that it reads, plain views included
@@ -198,12 +200,14 @@ def _read_definition(connection: Connection, view: int) -> Definition:
     texts = [(text, view)] + [(views[item.schema, item.name].text, item.oid) for item in plain_views]
     if not reasons and not all(_survives_round_trip(connection, *item) for item in texts):
         reasons.append("parsed again, an expression in it would not mean the same to the server")
-    plan = None
+    plan: IncrementalPlan | None = None
+    keepables: tuple[Keepable, ...] = ()
     name = str(one(connection, "SELECT %s::oid::regclass::text", (view,))[0])
     if not reasons:
         try:
             with connection.transaction():
                 plan = _plan(types, parsed, outputs, name)
+                keepables = tuple(_keepable(types, part, plan) for part in parts(plan.root))
         except psycopg.Error:
             reasons.append("the server does not accept what the SQL parser made of it")
     oids = tuple(item.oid for item in relations)
@@ -213,6 +217,7 @@ def _read_definition(connection: Connection, view: int) -> Definition:
         outputs,
         reads,
         plan,
+        keepables,
         tuple(reasons),
         _digest(functions),
         oids,
@@ -242,14 +247,31 @@ def _plan(types: _Types, parsed: Parsed, outputs: tuple[Column, ...], view: str)
     plan: IncrementalPlan
     if isinstance(root, Aggregate):
         rows = columns.get(root.input) or types.columns_of_query(now_sql(root.input))
-        algebra = algebra_of(root, {column.name: column.type for column in rows})
-        plan = GroupPlan(root, rows, outputs, algebra, columns)
+        plan = _group_plan(root, rows, outputs, columns)
     else:
         # The server plans the user's own text best.
         query = f"SELECT * FROM {view}" if columns else now_sql(root)
         plan = BagPlan(outputs, query, root, columns)
     types.columns_of_query(plan.full_sql())  # for the server's word that it is valid
     return plan
+
+
+def _group_plan(
+    aggregate: Aggregate,
+    rows: tuple[Column, ...],
+    outputs: tuple[Column, ...],
+    columns: Mapping[Query, tuple[Column, ...]],
+) -> GroupPlan:
+    algebra = algebra_of(aggregate, {column.name: column.type for column in rows})
+    return GroupPlan(aggregate, rows, outputs, algebra, columns)
+
+
+def _keepable(types: _Types, part: Query, plan: IncrementalPlan) -> Keepable:
+    form = kept_form(part)
+    if isinstance(form, Aggregate):
+        outputs = types.columns_of_query(now_sql(form))
+        return Keepable(part, _group_plan(form, plan.columns[form.input], outputs, plan.columns))
+    return Keepable(part, BagPlan(plan.columns[part], now_sql(part), part, plan.columns))
 
 
 def _staged_nodes(root: Query) -> list[Query]:

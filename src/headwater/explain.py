@@ -11,6 +11,8 @@ from headwater.catalog import Frontier, StreamTable
 from headwater.clock import Phases
 from headwater.db.connection import Connection, transaction
 from headwater.db.work import Recorder
+from headwater.keeping import kept_layers
+from headwater.maintenance import apply, bring_kept_up_to_date, compute, stage
 from headwater.plan.aggregates import obstacle
 from headwater.plan.dialect import render
 from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
@@ -25,7 +27,7 @@ from headwater.plan.operators import (
     Select,
     UnionAll,
 )
-from headwater.refresh import Refresher, apply, compute, stage
+from headwater.refresh import Refresher
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,12 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         target = refresher.target(stream_table, definition)
         reasons = list(definition.reasons or stream_table.mode_reasons)
         recorder = Recorder()
-        engine, decision = refresher.explained(stream_table, definition, plan, recorder)
+        layers = kept_layers(connection, stream_table.id, definition) if mode == "differential" else None
+        engine, decision = refresher.explained(
+            stream_table, definition, layers.top if layers else plan, recorder
+        )
         if isinstance(plan, BagPlan | GroupPlan):
+            assert layers is not None
             sources = catalog.sources_of(connection, stream_table.id)
             tables = {
                 source.relation: source.change_table or change_table(source.relation) for source in sources
@@ -80,8 +86,9 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
             changed = frozenset(source.relation for source in plan.sources)
             staged = stage(recorder, plan, changed, tables, frontier)
             if staged.tables:
-                affected = compute(engine, recorder, plan, staged, target, Phases())
-                apply(recorder, plan, target, affected)
+                staged = bring_kept_up_to_date(recorder, layers.kept, staged, stream_table.label, Phases())
+                affected = compute(engine, recorder, layers.top, staged, target, Phases())
+                apply(recorder, layers.top, target, affected)
             if isinstance(plan, GroupPlan):
                 types = {column.name: column.type for column in plan.rows}
                 reasons += [found for call in plan.aggregate.calls if (found := obstacle(call, types))]

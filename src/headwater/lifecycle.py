@@ -247,7 +247,7 @@ class Lifecycle:
             with phases.measure("plan"):
                 connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
                 definition = self._reader.read(definition_oid(connection, stream_table_id))
-                plan = definition.maintenance(stream_table.mode)
+                plan = self._refresher.keep_anew(stream_table, definition, stream_table.mode, phases)
             table = storage.storage_sql(stream_table_id)
             decision = self._refresher.decide_load(stream_table, definition, plan)
             rows, decision, traffic = self._refresher.load(stream_table, plan, table, phases, decision)
@@ -422,6 +422,7 @@ class Lifecycle:
             )
         connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(definition_name(stream_table_id)))
         storage.drop(connection, stream_table_id)
+        storage.drop_kept(connection, stream_table_id)
         own = connection.execute(query("refresh", "own_change_table"), {"id": stream_table_id}).fetchone()
         if own is not None:
             connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(CHANGES, own[0])))

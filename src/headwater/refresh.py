@@ -25,9 +25,9 @@ from psycopg import sql
 
 from headwater import catalog, history
 from headwater.apply import storage
-from headwater.apply.merge import Applied, Target, apply_bag, apply_groups, emit_difference
+from headwater.apply.merge import Applied, Target, emit_difference
 from headwater.capture import buffers, consumers
-from headwater.catalog import CatalogSource, Closure, EngineName, Frontier, StreamTable
+from headwater.catalog import CatalogSource, Closure, EngineName, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
 from headwater.db.connection import (
@@ -54,9 +54,11 @@ from headwater.errors import (
     RefreshFailed,
 )
 from headwater.history import Outcome
-from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
-from headwater.plan.operators import referenced_columns, scanned_directly
-from headwater.plan.render import Changes, Staged
+from headwater.keeping import keep_anew, kept_layers
+from headwater.maintenance import apply, bring_kept_up_to_date, compute, concerns, stage
+from headwater.plan.keep import Layers
+from headwater.plan.maintain import GroupPlan, MaintenancePlan
+from headwater.plan.operators import scanned_directly
 from headwater.registration import bring_up_to_date
 
 if TYPE_CHECKING:
@@ -89,6 +91,8 @@ FEW_ROWS = 100
 """So few change rows are always taken in as a delta; what that takes is known again then."""
 UNSTAGED_ROWS = 50_000
 """From so many change rows on, an engine whose tasks read in parallel takes them from the change table."""
+NOTHING_CHANGED = ""
+"""In place of the table of affected keys, when there was nothing to compute."""
 HISTORY_CLEANING_INTERVAL = 256
 """Old history is looked for once in so many refreshes."""
 
@@ -111,10 +115,6 @@ class _Done(NamedTuple):
     applied: Applied
     decision: Decision
     traffic: Traffic | None
-
-
-class _Unchanged(Exception):
-    """The change rows cancel each other out."""
 
 
 class _Failed(Exception):
@@ -377,30 +377,39 @@ class Refresher:
         assert frontier is not None
         tables = {source.relation: str(source.change_table) for source in sources}
         with work.phases.measure("choose"):
-            decision = self._decide(work, plan, "delta", choice.rows_in)
+            layers = kept_layers(self._connection, work.stream_table.id, work.definition)
+            decision = self._decide(work, layers.top, "delta", choice.rows_in)
+        self._written.update(part.source.relation for part in layers.kept)
 
         def run(engine: Engine) -> str | None:
             with work.phases.measure("stage"):
-                left = self._left_to_tasks(plan, choice) if engine.reads_unstaged else {}
+                left = self._left_to_tasks(layers, choice) if engine.reads_unstaged else {}
                 staged = stage(work.scratch, plan, choice.changed, tables, frontier, left)
-            if not staged.tables:  # what changed cancels out, or is in columns that the query does not read
-                raise _Unchanged
-            return compute(engine, work.scratch, plan, staged, work.target, work.phases)
+            label = work.stream_table.label
+            staged = bring_kept_up_to_date(work.scratch, layers.kept, staged, label, work.phases)
+            if not concerns(staged, layers.top):
+                # What changed cancels out, or the query does not read it, or what is kept stayed the same.
+                return NOTHING_CHANGED
+            return compute(engine, work.scratch, layers.top, staged, work.target, work.phases)
 
-        try:
-            affected, decision, traffic = self._computed(work, decision, "delta", run)
-        except _Unchanged:
+        affected, decision, traffic = self._computed(work, decision, "delta", run)
+        if affected is NOTHING_CHANGED:
             return _Done(Applied(), Decision("postgres", "the changes cancel out"), None)
         with work.phases.measure("apply"):
-            return _Done(apply(work.scratch, plan, work.target, affected), decision, traffic)
+            return _Done(apply(work.scratch, layers.top, work.target, affected), decision, traffic)
 
-    def _left_to_tasks(self, plan: IncrementalPlan, choice: _Choice) -> dict[int, int]:
+    def _left_to_tasks(self, layers: Layers, choice: _Choice) -> dict[int, int]:
         """The sources with many change rows that are committed, and how many: tasks read them in place."""
-        return {
-            relation: choice.pending[relation]
-            for relation in scanned_directly(plan.root)
-            if choice.pending.get(relation, 0) > UNSTAGED_ROWS and relation not in self._written
-        }
+        plan = layers.top
+        return (
+            {}
+            if layers.kept
+            else {
+                relation: choice.pending[relation]
+                for relation in scanned_directly(plan.root)
+                if choice.pending.get(relation, 0) > UNSTAGED_ROWS and relation not in self._written
+            }
+        )
 
     def _recompute(self, work: _Work) -> _Done:
         """Brings the stored rows to the query's present result, touching only those that differ."""
@@ -408,7 +417,7 @@ class Refresher:
         mode = definition.mode_for(stream_table.mode)
         if mode != stream_table.mode or not self._is_current(stream_table, definition):
             return self._replace_storage(work, mode)
-        plan = definition.maintenance(mode)
+        plan = self.keep_anew(stream_table, definition, mode, work.phases)
         with work.phases.measure("choose"):
             decision = self._decide(work, plan, "recompute")
         if isinstance(plan, GroupPlan):
@@ -429,11 +438,8 @@ class Refresher:
 
     def _replace_storage(self, work: _Work, mode: str) -> _Done:
         """Loads new storage beside the old one, for what is stored has changed its shape or meaning."""
-        connection, stream_table, plan = (
-            self._connection,
-            work.stream_table,
-            work.definition.maintenance(mode),
-        )
+        connection, stream_table = self._connection, work.stream_table
+        plan = self.keep_anew(stream_table, work.definition, mode, work.phases)
         if work.target.change_table:
             decision = Decision("postgres", "those that read it need the difference")
         else:
@@ -449,6 +455,18 @@ class Refresher:
                 {"id": stream_table.id, "fingerprint": work.definition.fingerprint(mode)},
             )
         return _Done(Applied(inserted=rows), decision, traffic)
+
+    def keep_anew(
+        self, stream_table: StreamTable, definition: Definition, mode: str, phases: Phases
+    ) -> MaintenancePlan:
+        """Loads what is worth keeping of a query's inner results; the plan by which all else is computed."""
+        with phases.measure("keep"):
+            if mode != "differential":
+                storage.drop_kept(self._connection, stream_table.id)
+                return definition.maintenance(mode)
+            layers = keep_anew(self._connection, self._settings, stream_table.id, definition)
+        self._written.update(part.source.relation for part in layers.kept)
+        return layers.top
 
     # engines
 
@@ -621,73 +639,6 @@ def _check_intact(stream_table: StreamTable, sources: list[CatalogSource]) -> No
             f"{stream_table.label} cannot be refreshed: {gone} was dropped",
             hint=f"headwater drop {stream_table.label}, then create it again",
         )
-
-
-def stage(
-    scratch: Scratch,
-    plan: BagPlan | GroupPlan,
-    changed: frozenset[int],
-    change_tables: Mapping[int, str],
-    frontier: Frontier,
-    unstaged: Mapping[int, int] | None = None,
-) -> Staged:
-    """Puts the consolidated change of each changed source into a table of its own, less those without any.
-
-    Those in `unstaged`, with their number of change rows, are left where they are.
-    """
-    wanted = referenced_columns(plan.root)
-    staged: dict[int, str] = {}
-    left: dict[int, Changes] = {}
-    for number, source in enumerate(plan.sources):
-        relation = source.relation
-        if relation not in changed:
-            continue
-        where = (source, wanted[relation], change_tables[relation], frontier)
-        table = f"source{number}"
-        if unstaged and relation in unstaged:
-            staged[relation] = f"({buffers.changes_sql(*where)})"
-            left[relation] = Changes(buffers.change_table_sql(change_tables[relation]), unstaged[relation])
-        elif scratch.fill(table, buffers.staging_sql(*where)):
-            staged[relation] = scratch.name(table)
-    return Staged(staged, left)
-
-
-def compute(
-    engine: Engine,
-    scratch: Scratch,
-    plan: IncrementalPlan,
-    staged: Staged,
-    target: Target,
-    phases: Phases,
-) -> str | None:
-    """The delta of a plan from staged changes of its sources; the affected keys' table, if it has groups."""
-    with phases.measure("compute"):
-        if isinstance(plan, BagPlan):
-            if plan.is_whole:
-                engine.recompute_all(scratch, plan, target.storage)
-            else:
-                engine.bag_delta(scratch, plan, staged)
-            return None
-        scratch.shape("result", plan.stored_sql(target.storage))
-        if plan.algebra is None:
-            engine.affected_keys(scratch, plan, staged)
-            engine.recompute(scratch, plan, scratch.name("keys"))
-            return scratch.name("keys")
-        engine.state_delta(scratch, plan, staged)
-        rescan = plan.rescan_sql(scratch.name("delta"), target.storage)
-        rescanned = None
-        if rescan is not None and scratch.fill("keys", rescan):
-            rescanned = scratch.name("keys")
-            engine.recompute(scratch, plan, rescanned)
-        scratch.fill("result", plan.merge_sql(scratch.name("delta"), target.storage, rescanned))
-        return scratch.name("delta")
-
-
-def apply(scratch: Scratch, plan: MaintenancePlan, target: Target, affected: str | None) -> Applied:
-    """Applies what an engine computed."""
-    if isinstance(plan, GroupPlan):
-        return apply_groups(scratch, plan, target, affected)
-    return apply_bag(scratch, plan, target)
 
 
 def _fallback(decision: Decision, error: Inexact | HeadwaterError) -> Decision:

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("definition", "jobs"),
     ("capture",),
     ("engine", "apply"),
-    ("history", "monitor"),
+    ("history", "monitor", "keeping", "maintenance"),
     ("registration",),
     ("refresh",),
     ("verify", "explain"),

@@ -41,6 +41,7 @@ class Target:
     storage: str  # SQL name
     change_table: str | None  # name in headwater_changes, if somebody reads its changes
     change_columns: tuple[tuple[str, int], ...] = ()  # output column, its number in the view
+    staged: bool = False  # whether its change is wanted in this refresh, in the scratch table `change`
 
 
 def apply_bag(scratch: Scratch, plan: RecomputePlan, target: Target) -> Applied:
@@ -103,7 +104,7 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
         f" WHERE NOT EXISTS (SELECT FROM {result} AS r WHERE {plan.same_stored('r', 's')})",
     )
     changed, gone = scratch.name("changed"), scratch.name("gone")
-    if target.change_table:
+    if target.change_table or target.staged:
         outputs = ", ".join(column.sql for column in plan.outputs)
         old = ", ".join(f"s.{column.sql}" for column in plan.outputs)
         _emit(
@@ -136,7 +137,9 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
 
 
 def _emit(scratch: Scratch, target: Target, outputs: tuple[Column, ...], weighted: str) -> None:
-    """Writes the change of what users see to the stream table's own change table."""
+    """Gives the change of what users see to those that read it."""
+    if target.staged:
+        scratch.fill("change", consolidated_sql(weighted, outputs))
     if not target.change_table:
         return
     by_name = {column.name: column for column in outputs}

@@ -5,12 +5,17 @@ from __future__ import annotations
 from psycopg import sql
 
 from headwater.db.connection import Connection, one
+from headwater.db.queries import query
 from headwater.db.work import statement
 from headwater.plan.dialect import identifier
-from headwater.plan.maintain import MaintenancePlan, where_shown
+from headwater.plan.maintain import GroupPlan, IncrementalPlan, MaintenancePlan, where_shown
 from headwater.plan.render import HASH
 
 DATA = "headwater_data"
+SHORT_TYPES = frozenset(
+    "boolean, smallint, integer, bigint, oid, date, uuid, interval, time without time zone"
+    ", timestamp without time zone, timestamp with time zone".split(", ")
+)
 
 
 def storage_sql(stream_table_id: int) -> str:
@@ -20,6 +25,37 @@ def storage_sql(stream_table_id: int) -> str:
 def successor_sql(stream_table_id: int) -> str:
     """The name of storage that will replace the present one."""
     return _in_data(f"st_{stream_table_id}_successor")
+
+
+def kept_name(stream_table_id: int, part: str) -> str:
+    """The name of the storage of a part of a stream table's query."""
+    return f"st_{stream_table_id}_kept_{part}"
+
+
+def kept(connection: Connection, stream_table_id: int) -> dict[str, int]:
+    """The parts of a stream table's query that have storage, with its oid."""
+    prefix = kept_name(stream_table_id, "")
+    rows = connection.execute(query("refresh", "kept_tables"), {"schema": DATA, "prefix": prefix})
+    return {str(name).removeprefix(prefix): int(oid) for name, oid in rows}
+
+
+def load_kept(connection: Connection, stream_table_id: int, part: str, plan: IncrementalPlan) -> int:
+    """Creates the storage of a part and fills it; its oid."""
+    table = _in_data(kept_name(stream_table_id, part))
+    load(connection, table, plan)
+    if isinstance(plan, GroupPlan) and plan.keys:
+        # Who reads it looks for its groups by their keys, and knows no hash. A long key fits no btree.
+        keys = [key.sql for key in plan.keys]
+        fits = all(key.type.base in SHORT_TYPES for key in plan.keys)
+        method = f"({', '.join(keys)})" if fits else f"USING hash ({keys[0]})"
+        if fits or plan.keys[0].type.hashable:
+            connection.execute(statement(f"CREATE INDEX ON {table} {method}"))
+    return int(one(connection, "SELECT %s::regclass::oid", (table,))[0])
+
+
+def drop_kept(connection: Connection, stream_table_id: int) -> None:
+    for part in kept(connection, stream_table_id):
+        connection.execute(statement(f"DROP TABLE {_in_data(kept_name(stream_table_id, part))}"))
 
 
 def load(connection: Connection, table: str, plan: MaintenancePlan) -> int:

@@ -49,6 +49,10 @@ class Scratch:
     def name(self, table: str) -> str:
         return f'pg_temp."{self._prefix}_{table}"'
 
+    def part(self, name: str) -> Scratch:
+        """Tables of a part of the work, apart from the others."""
+        return Scratch(self._connection, f"{self._prefix}_{name}")
+
     def shape(self, table: str, select: str) -> None:
         """Makes a temporary table with the columns of a query, unless it is there."""
         self._connection.execute(statement(self._creation(table, select)))
@@ -92,11 +96,17 @@ class Scratch:
 class Recorder(Scratch):
     """Writes down the statements of a refresh instead of running them, for `explain`."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
         self.statements: list[tuple[str, str]] = []
+        self._prefix = prefix
 
     def name(self, table: str) -> str:
-        return f"pg_temp.{table}"
+        return f"pg_temp.{self._prefix}{table}"
+
+    def part(self, name: str) -> Recorder:
+        part = Recorder(f"{self._prefix}{name}_")
+        part.statements = self.statements
+        return part
 
     def shape(self, table: str, select: str) -> None:
         pass
@@ -105,16 +115,16 @@ class Recorder(Scratch):
         pass
 
     def fill(self, table: str, select: str) -> int:
-        self.run(f"fill {table}", f"INSERT INTO {self.name(table)}\n{select}")
+        self.run(f"fill {self._prefix}{table}", f"INSERT INTO {self.name(table)}\n{select}")
         return 0 if table == "gone" else 1  # nothing is missing, everything else is worth showing
 
     def run(self, what: str, text: str) -> int:
         self.note(what, text)
-        return 0
+        return 1
 
     def note(self, what: str, text: str) -> None:
         self.statements.append((what, text))
 
     def row(self, what: str, text: str) -> TupleRow:
         self.note(what, text)
-        return (0, 0, 0)
+        return (1, 1, 1) if what == "count" else (0, 0, 0)

@@ -56,7 +56,7 @@ class Dispatch:
     def __init__(self, dsn: str, progress: Callable[[str], None] | None = None) -> None:
         self._dsn = dsn
         self._progress = progress
-        self._programs: dict[tuple[str, str], Program | Refused] = {}
+        self._programs: dict[tuple[str, str, tuple[int, ...]], Program | Refused] = {}
 
     def decide(
         self,
@@ -102,7 +102,8 @@ class Dispatch:
 
     def program(self, connection: Connection, definition: Definition, plan: MaintenancePlan) -> Program:
         """The program of a plan; raises Refused if Spark cannot compute it exactly."""
-        key = (definition.signature, type(plan).__name__)
+        reads = tuple(source.relation for source in plan.sources) if isinstance(plan, IncrementalPlan) else ()
+        key = (definition.signature, type(plan).__name__, reads)
         if key not in self._programs:
             encoding = connection.info.parameter_status("server_encoding")
             try:
@@ -204,6 +205,8 @@ def spark_runs() -> bool:
 
 def _check_full(plan: MaintenancePlan) -> None:
     if isinstance(plan, IncrementalPlan):
+        if any(source.kind == "kept" for source in plan.sources):
+            raise Refused("what is kept of it is loaded inside PostgreSQL, and not seen outside yet")
         reason = full_refusal(plan)
         if reason is not None:
             raise Refused(reason)

@@ -369,13 +369,17 @@ class FromItems(Subqueries):
             raise Unsupported(f"{render(item)} in FROM has no delta rule yet")
         if not item.db and item.name in environment:
             tree, names, inner_environment = environment[item.name]
-            return self._derived(item, self.query(tree, inner_environment), block, names)
+            if id(tree) not in self._built:
+                self._built[id(tree)] = self.query(tree, inner_environment)
+            return self._derived(item, self._built[id(tree)], block, names)
         name = (item.db, item.name)
         if name in self._relations.unusable:
             raise Unsupported(self._relations.unusable[name])
         if name in self._relations.views:
             view = self._relations.views[name]
-            return self._derived(item, self.query(parse(view.text), {}), block, view.columns)
+            if name not in self._built:
+                self._built[name] = self.query(parse(view.text), {})
+            return self._derived(item, self._built[name], block, view.columns)
         if name not in self._relations.sources:
             raise Unsupported(f"the relation {item.db}.{item.name} cannot be told from the query's text")
         source = self._relations.sources[name]

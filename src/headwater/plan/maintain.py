@@ -193,7 +193,11 @@ class GroupPlan:
 
     def recompute_sql(self, key_table: str) -> str:
         """The rows of the groups in a key table, recomputed from the sources."""
-        return self._groups_sql(now_sql(self.aggregate.input, KeyFilter(key_table, self.keys)))
+        return self.restricted_sql(KeyFilter(key_table, self.keys))
+
+    def restricted_sql(self, key_filter: KeyFilter) -> str:
+        """The rows of some groups, recomputed from the sources."""
+        return self._groups_sql(now_sql(self.aggregate.input, key_filter))
 
     def affected_sql(self, staged: Staged) -> str:
         """The distinct keys that occur in the input's delta."""

@@ -6,13 +6,13 @@ are never changed in place; who wants another one copies it first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sqlglot import exp
 
-SourceKind = Literal["table", "stream_table"]
+SourceKind = Literal["table", "stream_table", "kept"]
 
 
 class Unsupported(Exception):
@@ -57,7 +57,7 @@ class SourceColumn:
 
 @dataclass(frozen=True)
 class Source:
-    """A relation whose changes are captured: a table, or the view users read of a stream table."""
+    """A relation whose changes are known: a table, the view users read of a stream table, a kept result."""
 
     relation: int  # oid
     schema: str
@@ -267,6 +267,29 @@ def children(node: Node) -> tuple[Node, ...]:
             return (node.core, *(lookup.node for lookup in node.lookups))
         case _:
             return ()
+
+
+def with_children(node: Node, found: Sequence[Node]) -> Node:
+    """The node reading others instead, in the order of `children`; what must be a query is one."""
+    match node:
+        case Select() | Keyed():
+            inputs = tuple(Input(item.alias, new) for item, new in zip(node.inputs, found, strict=True))
+            return replace(node, inputs=inputs)
+        case UnionAll():
+            return UnionAll(tuple(_query(new) for new in found))
+        case Aggregate():
+            return replace(node, input=_query(found[0]))
+        case Apply():
+            core, *rest = map(_query, found)
+            lookups = tuple(replace(old, node=new) for old, new in zip(node.lookups, rest, strict=True))
+            return replace(node, core=core, lookups=lookups)
+        case _:
+            return node
+
+
+def _query(node: Node) -> Query:
+    assert not isinstance(node, Scan | Constant | Expansion)
+    return node
 
 
 def scans(node: Node) -> Iterator[Scan]:

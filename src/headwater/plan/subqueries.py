@@ -79,6 +79,8 @@ class Subqueries(ABC):
         self._aliases = (f"r{number}" for number in itertools.count(1))
         self._lookup_names = (f"q{number}" for number in itertools.count(1))
         self._lookups: dict[str, Lookup] = {}
+        # What views and common table expressions became: read twice, they are computed once.
+        self._built: dict[tuple[str, str] | int, Query] = {}
 
     @abstractmethod
     def query(self, tree: exp.Expression, outer: Environment) -> Query:

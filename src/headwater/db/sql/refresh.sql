@@ -6,3 +6,8 @@ FROM headwater.source s WHERE s.stream_table_id = %(id)s AND s.change_table IS N
 -- name: temporary_tables
 -- Those that refreshes made in this session.
 SELECT relname FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r' AND relname ~ '^hw[0-9]+_'
+
+-- name: kept_tables
+-- The storage of parts of a stream table's query.
+SELECT c.relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)

@@ -2,6 +2,6 @@ SELECT "g"."k1" AS "note", "g"."g1" AS "ids", hash_record_extended(ROW(g."k1"), 
 SELECT i."k1", array_agg("i"."a2" ORDER BY "i"."a2") AS "g1" FROM (
 SELECT "r1"."note" AS "k1", "r1"."id" AS "a2" FROM keys AS kk, "public"."orders" AS "r1" WHERE ("r1"."note") OPERATOR(pg_catalog.=) kk."k1"
 UNION ALL
-SELECT "r1"."note" AS "k1", "r1"."id" AS "a2" FROM keys AS kk, "public"."orders" AS "r1" WHERE (("r1"."note") OPERATOR(pg_catalog.=) kk."k1" OR (("r1"."note") IS NOT DISTINCT FROM NULL AND kk."k1" IS NOT DISTINCT FROM NULL)) AND kk.__hw_null AND (SELECT bool_or(__hw_null) FROM keys)
+SELECT "r1"."note" AS "k1", "r1"."id" AS "a2" FROM keys AS kk, "public"."orders" AS "r1" WHERE (("r1"."note") OPERATOR(pg_catalog.=) kk."k1" OR (("r1"."note") IS NOT DISTINCT FROM NULL AND kk."k1" IS NOT DISTINCT FROM NULL)) AND kk.__hw_null AND (SELECT bool_or(kn.__hw_null) FROM keys AS kn)
 ) AS i GROUP BY i."k1"
 ) AS g

@@ -1,0 +1,79 @@
+"""Which inner results of a stream table are kept, and bringing them about.
+
+Whether a part is kept is decided whenever the stream table is loaded or recomputed, by the server's own
+estimate of what a delta would read without it: the rows of one group, or all rows where no part has a key.
+What is kept is what has storage; nothing else says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headwater.apply import storage
+from headwater.config import Settings
+from headwater.db.connection import Connection, one
+from headwater.db.work import statement
+from headwater.definition import Definition
+from headwater.plan.keep import Keepable, Layers, layers, source_of
+from headwater.plan.maintain import GroupPlan, IncrementalPlan
+from headwater.plan.operators import Source
+from headwater.plan.render import HAS_NULL, KeyFilter
+
+DEAR = 50.0
+"""From this cost on, in the planner's units, reading a group is dearer than keeping its state."""
+
+
+def kept_layers(connection: Connection, stream_table_id: int, definition: Definition) -> Layers:
+    """The plan of a stream table over what is kept of it."""
+    assert definition.plan is not None
+    found = storage.kept(connection, stream_table_id) if definition.keepables else {}
+    sources = {
+        part.name: _source(part, stream_table_id, found[part.name])
+        for part in definition.keepables
+        if part.name in found
+    }
+    return layers(definition.plan, definition.keepables, sources)
+
+
+def keep_anew(
+    connection: Connection, settings: Settings, stream_table_id: int, definition: Definition
+) -> Layers:
+    """Decides what to keep and loads it, in place of what was kept before."""
+    assert definition.plan is not None
+    storage.drop_kept(connection, stream_table_id)
+    sources: dict[str, Source] = {}
+    for part in definition.keepables if settings.keep_inner != "never" else ():
+        if part.name in sources:
+            continue
+        plan = layers(part.plan, definition.keepables, sources).top
+        if settings.keep_inner == "always" or _is_worth_keeping(connection, plan):
+            oid = storage.load_kept(connection, stream_table_id, part.name, plan)
+            sources[part.name] = _source(part, stream_table_id, oid)
+    return layers(definition.plan, definition.keepables, sources)
+
+
+def _source(part: Keepable, stream_table_id: int, oid: int) -> Source:
+    return source_of(part, oid, storage.DATA, storage.kept_name(stream_table_id, part.name))
+
+
+def _is_worth_keeping(connection: Connection, plan: IncrementalPlan) -> bool:
+    """Whether a delta without the kept part would read much more than one with it."""
+    if isinstance(plan, GroupPlan) and plan.keys:
+        nulls = ", ".join(f"NULL::{key.type.sql} AS {key.sql}" for key in plan.keys)
+        # OFFSET hides from the planner that the key is NULL.
+        one_key = f"(SELECT {nulls}, false AS {HAS_NULL} OFFSET 0)"
+        known = tuple(replace(key, nullable=False) for key in plan.keys)
+        cost, _ = _estimate(connection, plan.restricted_sql(KeyFilter(one_key, known)))
+        return cost > DEAR
+    cost, rows = _estimate(connection, plan.full_sql())
+    return cost > DEAR and cost > 4 * _reading_cost(rows)
+
+
+def _reading_cost(rows: float) -> float:
+    return 0.02 * rows
+
+
+def _estimate(connection: Connection, text: str) -> tuple[float, float]:
+    """What the planner thinks that a query costs, and how many rows it gives."""
+    plan = one(connection, statement(f"EXPLAIN (FORMAT JSON) {text}"))[0][0]["Plan"]
+    return float(plan["Total Cost"]), float(plan["Plan Rows"])

@@ -1,0 +1,109 @@
+"""What a delta consists of: changes staged, what is kept brought up to date, the delta computed and applied.
+
+These are the steps that a refresh takes inside its transaction, and that `explain` writes down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from headwater.apply.merge import Applied, Target, apply_bag, apply_groups
+from headwater.capture import buffers
+from headwater.catalog import Frontier
+from headwater.clock import Phases
+from headwater.db.work import Scratch
+from headwater.engine.base import Engine
+from headwater.engine.postgres import PostgresEngine
+from headwater.plan.keep import Kept
+from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
+from headwater.plan.operators import referenced_columns
+from headwater.plan.render import Changes, Staged, relation_name
+
+
+def stage(
+    scratch: Scratch,
+    plan: BagPlan | GroupPlan,
+    changed: frozenset[int],
+    change_tables: Mapping[int, str],
+    frontier: Frontier,
+    unstaged: Mapping[int, int] | None = None,
+) -> Staged:
+    """Puts the consolidated change of each changed source into a table of its own, less those without any.
+
+    Those in `unstaged`, with their number of change rows, are left where they are.
+    """
+    wanted = referenced_columns(plan.root)
+    staged: dict[int, str] = {}
+    left: dict[int, Changes] = {}
+    for number, source in enumerate(plan.sources):
+        relation = source.relation
+        if relation not in changed:
+            continue
+        where = (source, wanted[relation], change_tables[relation], frontier)
+        table = f"source{number}"
+        if unstaged and relation in unstaged:
+            staged[relation] = f"({buffers.changes_sql(*where)})"
+            left[relation] = Changes(buffers.change_table_sql(change_tables[relation]), unstaged[relation])
+        elif scratch.fill(table, buffers.staging_sql(*where)):
+            staged[relation] = scratch.name(table)
+    return Staged(staged, left)
+
+
+def bring_kept_up_to_date(
+    scratch: Scratch, kept: tuple[Kept, ...], staged: Staged, label: str, phases: Phases
+) -> Staged:
+    """Applies the changes to what is kept, and adds its own changes to them."""
+    for number, part in enumerate(kept):
+        if not concerns(staged, part.plan):
+            continue
+        with phases.measure("keep"):
+            own = scratch.part(f"kept{number}")
+            target = Target(label, relation_name(part.source), change_table=None, staged=True)
+            affected = compute(PostgresEngine(), own, part.plan, staged, target, Phases())
+            if apply(own, part.plan, target, affected) != Applied():
+                staged = replace(staged, tables={**staged.tables, part.source.relation: own.name("change")})
+    return staged
+
+
+def concerns(staged: Staged, plan: IncrementalPlan) -> bool:
+    """Whether a plan reads anything that changed."""
+    return any(source.relation in staged.tables for source in plan.sources)
+
+
+def compute(
+    engine: Engine,
+    scratch: Scratch,
+    plan: IncrementalPlan,
+    staged: Staged,
+    target: Target,
+    phases: Phases,
+) -> str | None:
+    """The delta of a plan from staged changes of its sources; the affected keys' table, if it has groups."""
+    with phases.measure("compute"):
+        if isinstance(plan, BagPlan):
+            if plan.is_whole:
+                engine.recompute_all(scratch, plan, target.storage)
+            else:
+                engine.bag_delta(scratch, plan, staged)
+            return None
+        scratch.shape("result", plan.stored_sql(target.storage))
+        if plan.algebra is None:
+            engine.affected_keys(scratch, plan, staged)
+            engine.recompute(scratch, plan, scratch.name("keys"))
+            return scratch.name("keys")
+        engine.state_delta(scratch, plan, staged)
+        rescan = plan.rescan_sql(scratch.name("delta"), target.storage)
+        rescanned = None
+        if rescan is not None and scratch.fill("keys", rescan):
+            rescanned = scratch.name("keys")
+            engine.recompute(scratch, plan, rescanned)
+        scratch.fill("result", plan.merge_sql(scratch.name("delta"), target.storage, rescanned))
+        return scratch.name("delta")
+
+
+def apply(scratch: Scratch, plan: MaintenancePlan, target: Target, affected: str | None) -> Applied:
+    """Applies what an engine computed."""
+    if isinstance(plan, GroupPlan):
+        return apply_groups(scratch, plan, target, affected)
+    return apply_bag(scratch, plan, target)
