@@ -207,7 +207,9 @@ def _read_definition(connection: Connection, view: int) -> Definition:
         try:
             with connection.transaction():
                 plan = _plan(types, parsed, outputs, name)
-                keepables = tuple(_keepable(types, part, plan) for part in parts(plan.root))
+                keepables = tuple(
+                    _keepable(types, part, plan, whole) for part, whole in parts(plan.root).items()
+                )
         except psycopg.Error:
             reasons.append("the server does not accept what the SQL parser made of it")
     oids = tuple(item.oid for item in relations)
@@ -266,12 +268,13 @@ def _group_plan(
     return GroupPlan(aggregate, rows, outputs, algebra, columns)
 
 
-def _keepable(types: _Types, part: Query, plan: IncrementalPlan) -> Keepable:
+def _keepable(types: _Types, part: Query, plan: IncrementalPlan, whole: bool) -> Keepable:
     form = kept_form(part)
     if isinstance(form, Aggregate):
         outputs = types.columns_of_query(now_sql(form))
-        return Keepable(part, _group_plan(form, plan.columns[form.input], outputs, plan.columns))
-    return Keepable(part, BagPlan(plan.columns[part], now_sql(part), part, plan.columns))
+        groups = _group_plan(form, plan.columns[form.input], outputs, plan.columns)
+        return Keepable(part, groups, whole)
+    return Keepable(part, BagPlan(plan.columns[part], now_sql(part), part, plan.columns), whole)
 
 
 def _staged_nodes(root: Query) -> list[Query]:

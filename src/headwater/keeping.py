@@ -46,7 +46,7 @@ def keep_anew(
         if part.name in sources:
             continue
         plan = layers(part.plan, definition.keepables, sources).top
-        if settings.keep_inner == "always" or _is_worth_keeping(connection, plan):
+        if settings.keep_inner == "always" or _is_worth_keeping(connection, plan, part.whole):
             oid = storage.load_kept(connection, stream_table_id, part.name, plan)
             sources[part.name] = _source(part, stream_table_id, oid)
     return layers(definition.plan, definition.keepables, sources)
@@ -56,9 +56,9 @@ def _source(part: Keepable, stream_table_id: int, oid: int) -> Source:
     return source_of(part, oid, storage.DATA, storage.kept_name(stream_table_id, part.name))
 
 
-def _is_worth_keeping(connection: Connection, plan: IncrementalPlan) -> bool:
+def _is_worth_keeping(connection: Connection, plan: IncrementalPlan, whole: bool) -> bool:
     """Whether a delta without the kept part would read much more than one with it."""
-    if isinstance(plan, GroupPlan) and plan.keys:
+    if isinstance(plan, GroupPlan) and plan.keys and not whole:
         nulls = ", ".join(f"NULL::{key.type.sql} AS {key.sql}" for key in plan.keys)
         # OFFSET hides from the planner that the key is NULL.
         one_key = f"(SELECT {nulls}, false AS {HAS_NULL} OFFSET 0)"

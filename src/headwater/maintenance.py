@@ -15,9 +15,11 @@ from headwater.clock import Phases
 from headwater.db.work import Scratch
 from headwater.engine.base import Engine
 from headwater.engine.postgres import PostgresEngine
+from headwater.plan.dialect import render
 from headwater.plan.keep import Kept
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.operators import referenced_columns
+from headwater.plan.reach import own_conditions
 from headwater.plan.render import Changes, Staged, relation_name
 
 
@@ -35,6 +37,7 @@ def stage(
     """
     wanted = referenced_columns(plan.root)
     staged: dict[int, str] = {}
+    rows: dict[str, int] = {}
     left: dict[int, Changes] = {}
     for number, source in enumerate(plan.sources):
         relation = source.relation
@@ -45,9 +48,15 @@ def stage(
         if unstaged and relation in unstaged:
             staged[relation] = f"({buffers.changes_sql(*where)})"
             left[relation] = Changes(buffers.change_table_sql(change_tables[relation]), unstaged[relation])
-        elif scratch.fill(table, buffers.staging_sql(*where)):
+            rows[staged[relation]] = unstaged[relation]
+            continue
+        own = own_conditions(plan.root, relation)
+        condition = render(own) if own is not None else None
+        found = scratch.fill(table, buffers.staging_sql(*where, condition))
+        if found:
             staged[relation] = scratch.name(table)
-    return Staged(staged, left)
+            rows[staged[relation]] = found
+    return Staged(staged, left, rows=rows)
 
 
 def bring_kept_up_to_date(
@@ -61,8 +70,11 @@ def bring_kept_up_to_date(
             own = scratch.part(f"kept{number}")
             target = Target(label, relation_name(part.source), change_table=None, staged=True)
             affected = compute(PostgresEngine(), own, part.plan, staged, target, Phases())
-            if apply(own, part.plan, target, affected) != Applied():
-                staged = replace(staged, tables={**staged.tables, part.source.relation: own.name("change")})
+            applied = apply(own, part.plan, target, affected)
+            if applied != Applied():
+                change, rows = own.name("change"), applied.inserted + 2 * applied.updated + applied.deleted
+                tables = {**staged.tables, part.source.relation: change}
+                staged = replace(staged, tables=tables, rows={**staged.rows, change: rows})
     return staged
 
 

@@ -82,9 +82,13 @@ def changes_sql(source: Source, columns: Sequence[str], change_table: str, front
     )
 
 
-def staging_sql(source: Source, columns: Sequence[str], change_table: str, frontier: Frontier) -> str:
-    """The consolidated change of a source since a frontier."""
+def staging_sql(
+    source: Source, columns: Sequence[str], change_table: str, frontier: Frontier, condition: str | None
+) -> str:
+    """The consolidated change of a source since a frontier, of the rows that meet a condition."""
     changes = changes_sql(source, columns, change_table, frontier)
+    if condition is not None:
+        changes = f"SELECT * FROM ({changes}) AS c WHERE {condition}"
     return consolidated_sql(changes, [Column(name, source.column(name).type) for name in columns])
 
 

@@ -41,6 +41,9 @@ PINNED_SETTINGS = {
     "quote_all_identifiers": "off",
     # Compiling costs more than a delta takes to run.
     "jit": "off",
+    # A delta looks few rows up in tables whose indexes are in memory or on flash; the server's default is for
+    # disks that turn, and has it read whole tables instead.
+    "random_page_cost": "1.1",
     "client_min_messages": "warning",
 }
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sqlglot import exp
+
 from headwater.db.work import Scratch
 from headwater.plan.dialect import identifier, render
 from headwater.plan.maintain import BagPlan, GroupPlan
 from headwater.plan.operators import CORE, Aggregate, Apply, Keyed, Lookup, Node, Nonlinear, Query, children
+from headwater.plan.reach import aliases_of
 from headwater.plan.render import (
     ANY_TYPE,
     HAS_NULL,
@@ -47,7 +50,8 @@ class _Inside:
         self._scratch = scratch
         self._columns = columns
         self._inner: dict[Nonlinear, str] = {}
-        self._staged = replace(staged, inner=self._inner)
+        self._rows = dict(staged.rows)
+        self._staged = replace(staged, inner=self._inner, rows=self._rows)
         self._numbers: dict[Nonlinear, int] = {}
 
     def of(self, root: Query) -> Staged:
@@ -76,7 +80,9 @@ class _Inside:
     def _fill(self, node: Nonlinear, what: str, select: str) -> str | None:
         """The name of a table with the rows of a query, or None if there are none."""
         table = f"n{self._numbers[node]}_{what}"
-        return self._scratch.name(table) if self._scratch.fill(table, select) else None
+        rows = self._scratch.fill(table, select)
+        self._rows[self._scratch.name(table)] = rows
+        return self._scratch.name(table) if rows else None
 
     def _changed(self, node: Nonlinear, what: str, child: Query) -> str | None:
         """The consolidated change of what a node reads."""
@@ -195,21 +201,34 @@ class _Inside:
             if lookup.name not in changed:
                 continue
             delta = changed[lookup.name]
-            finds = "true"
-            if lookup.conditions:
-                conditions = " AND ".join(f"({render(item)})" for item in lookup.conditions)
-                finds = f"EXISTS (SELECT FROM {delta} AS {identifier(lookup.name)} WHERE {conditions})"
+            finds = self._finds(node, lookup, delta)
             where = " AND ".join([finds, *(f"NOT {other}" for other in earlier)])
             rows = now_sql(node.core, _finders(lookup, delta))
             parts.append(f"SELECT {listed}1::bigint AS {WEIGHT} FROM (\n{rows}\n) AS {CORE} WHERE {where}")
             if core is not None:
                 parts.append(f"SELECT {listed}-{CORE}.{WEIGHT} FROM {core} AS {CORE} WHERE {where}")
-            earlier.append(finds)
-            if not lookup.conditions:
-                break
+            earlier.append(f"({finds})")
         if not parts:
             return None
         return self._fill(node, "touched", consolidated_sql("\nUNION ALL\n".join(parts), columns))
+
+    def _finds(self, node: Apply, lookup: Lookup, delta: str) -> str:
+        """The condition that a row of the core may find something else in a lookup than before."""
+        if lookup.conditions:
+            conditions = " AND ".join(f"({render(item)})" for item in lookup.conditions)
+            return f"EXISTS (SELECT FROM {delta} AS {identifier(lookup.name)} WHERE {conditions})"
+        answered = _answered_alone(node, lookup)
+        if not answered:
+            return "true"
+        # Every row asks it the same, and most of them still get the answer they had.
+        now = now_sql(lookup.node)
+        bound = [
+            f"WITH {identifier(lookup.name)} AS MATERIALIZED (\n{rows}\n)"
+            for rows in (now, old_sql(now, delta, self._columns[lookup.node]))
+        ]
+        return " OR ".join(
+            " <> ".join(f"({rows} SELECT ({render(tree)}) IS TRUE)" for rows in bound) for tree in answered
+        )
 
     def _found(self, node: Apply, lookup: Lookup, core: str, delta: str | None) -> tuple[str, str]:
         """What rows of a core can find in a lookup, as it is now and as it was."""
@@ -235,6 +254,23 @@ class _Inside:
             # A subquery looks into it once for each row; only a join has other ways.
             self._scratch.index(table, [column for column, _ in lookup.equals])
         return f"SELECT * FROM {self._scratch.name(table)}"
+
+
+def _answered_alone(node: Apply, lookup: Lookup) -> list[exp.Expression]:
+    """The conditions on rows of the core that read a lookup, if nothing else does and they read no other."""
+    names = {other.name for other in node.lookups}
+
+    def read(tree: exp.Expression) -> set[str]:
+        return {table.name for table in tree.find_all(exp.Table) if not table.db and table.name in names}
+
+    shown = [output.expression for output in node.outputs] + [joined.item for joined in node.joins]
+    joining = [joined.condition for joined in node.joins if joined.condition is not None]
+    if any(lookup.name in read(tree) for tree in [*shown, *joining]):
+        return []
+    reading = [tree for tree in node.predicates if lookup.name in read(tree)]
+    if any(read(tree) != {lookup.name} or not aliases_of(tree) <= {CORE, lookup.name} for tree in reading):
+        return []
+    return reading
 
 
 def _finders(lookup: Lookup, delta: str) -> KeyFilter | None:

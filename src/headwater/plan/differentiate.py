@@ -5,6 +5,9 @@ stands with its delta, the changed inputs before it as they are now, and those a
 
     Δ(A ⋈ B ⋈ C) = ΔA ⋈ B_old ⋈ C_old  +  A ⋈ ΔB ⋈ C_old  +  A ⋈ B ⋈ ΔC
 
+Any order will do. The inputs with the most changed rows come first, for an input is never read as it was by
+the terms of those after it, and that is dear in proportion to its delta.
+
 An input that did not change has no term and is the same now and then. Old states are not stored: they are
 the rows of now less the delta, with weights, which a bilinear operator takes as it is.
 """
@@ -29,16 +32,20 @@ Term = tuple[Version, ...]
 """For each input of a block the version to read."""
 
 
-def terms(block: Select, changed: Callable[[Node], bool]) -> tuple[Term, ...]:
-    """The terms of a block's delta, given which of its inputs changed."""
+def terms(
+    block: Select, changed: Callable[[Node], bool], size: Callable[[Node], int] = lambda _: 0
+) -> tuple[Term, ...]:
+    """The terms of a block's delta, given which of its inputs changed, and in about how many rows."""
     positions = [position for position, item in enumerate(block.inputs) if changed(item.node)]
+    positions.sort(key=lambda position: -size(block.inputs[position].node))
     return tuple(
-        tuple(_version(position, pivot, positions) for position in range(len(block.inputs)))
-        for pivot in positions
+        tuple(
+            Version.DELTA
+            if position == pivot
+            else Version.OLD
+            if position in positions[rank:]
+            else Version.NEW
+            for position in range(len(block.inputs))
+        )
+        for rank, pivot in enumerate(positions)
     )
-
-
-def _version(position: int, pivot: int, changed: list[int]) -> Version:
-    if position == pivot:
-        return Version.DELTA
-    return Version.OLD if position > pivot and position in changed else Version.NEW

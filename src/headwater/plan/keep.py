@@ -20,6 +20,9 @@ from headwater.plan.lineage import fingerprint
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan
 from headwater.plan.operators import (
     Aggregate,
+    Apply,
+    Constant,
+    Expansion,
     Input,
     Keyed,
     Node,
@@ -43,6 +46,7 @@ class Keepable:
 
     node: Query
     plan: IncrementalPlan
+    whole: bool  # whether a delta reads all of it
 
     @cached_property
     def name(self) -> str:
@@ -69,22 +73,32 @@ class Layers:
     top: IncrementalPlan
 
 
-def parts(root: Query) -> list[Query]:
-    """The parts of a query that may be worth keeping, from the inside out."""
-    found: dict[Query, None] = {}
+def parts(root: Query) -> dict[Query, bool]:
+    """The parts of a query that may be worth keeping, from the inside out, and whether a delta reads all."""
+    found: dict[Query, bool] = {}
 
-    def walk(node: Node) -> None:
-        for child in children(node):
-            walk(child)
-        if isinstance(node, Aggregate) and node is not root and (node.keys or node.calls):
-            found.setdefault(node)
-        elif isinstance(node, Keyed) and not node.keys[0]:
-            for child in children(node):
-                if not isinstance(child, Aggregate) and len(list(scans(child))) > 1:
-                    found.setdefault(child)  # type: ignore[arg-type]
+    def walk(node: Node, *, whole: bool) -> None:
+        for number, child in enumerate(children(node)):
+            walk(child, whole=_reads_all(node, number))
+        if node is root or isinstance(node, Scan | Constant | Expansion):
+            return
+        groups = isinstance(node, Aggregate) and (node.keys or node.calls)
+        if groups or (whole and len(list(scans(node))) > 1):
+            found[node] = whole or found.get(node, False)
 
-    walk(root)
-    return list(found)
+    walk(root, whole=False)
+    return found
+
+
+def _reads_all(node: Node, child: int) -> bool:
+    """Whether a delta of a node may need every row of a child."""
+    match node:
+        case Keyed():
+            return not node.keys[0]
+        case Apply():  # each row of the core asks a lookup without conditions the same
+            return child == 0 and any(not lookup.conditions for lookup in node.lookups)
+        case _:
+            return False
 
 
 def kept_form(part: Query) -> Query:
@@ -137,7 +151,8 @@ def _reading(plan: IncrementalPlan, instead: Mapping[Query, Query]) -> Increment
     if not instead:
         return plan
     known: dict[Node, Node] = {}
-    known.update(instead)
+    for old, read in instead.items():
+        known[old] = read
 
     def new(node: Node) -> Node:
         if node not in known:

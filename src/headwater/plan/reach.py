@@ -7,7 +7,7 @@ occur in the join are put together first, and the subquery is restricted to them
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -87,6 +87,36 @@ def path_to(block: Select, alias: str, start: Iterable[str]) -> Path | None:
             complete.add(step)
             step = parents[step]
     return Path(tuple(pairs), frozenset(complete))
+
+
+def own_conditions(root: Node, relation: int) -> exp.Expression | None:
+    """What every row of a source must meet to be read at all, over its plain columns; None if nothing."""
+    met: list[exp.Expression] = []
+    for block in blocks(root):
+        for item in block.inputs:
+            if not isinstance(item.node, Scan) or item.node.source.relation != relation:
+                continue
+            own = [tree for tree in block.predicates if aliases_of(tree) == {item.alias}]
+            own = [tree for tree in own if not _has_query(tree)]
+            if not own:
+                return None
+            met.append(exp.Paren(this=exp.and_(*(unqualified(tree) for tree in own), copy=False)))
+    return exp.Paren(this=exp.or_(*met, copy=False)) if met else None
+
+
+def blocks(node: Node) -> Iterator[Select]:
+    """The blocks of a query and of what it reads."""
+    if isinstance(node, Select):
+        yield node
+    for child in children(node):
+        yield from blocks(child)
+
+
+def unqualified(tree: exp.Expression) -> exp.Expression:
+    copy = exp.Paren(this=tree.copy())
+    for column in copy.find_all(exp.Column):
+        column.set("table", None)
+    return copy
 
 
 def aliases_of(tree: exp.Expression) -> frozenset[str]:

@@ -67,6 +67,7 @@ class Staged:
     tables: Mapping[int, str]  # SQL names, or queries in parentheses that show the ctid
     unstaged: Mapping[int, Changes] = field(default_factory=dict)
     inner: Mapping[Nonlinear, str] = field(default_factory=dict)  # weighted tables of what changed inside
+    rows: Mapping[str, int] = field(default_factory=dict)  # in each table, where that is known
 
     @property
     def changed(self) -> frozenset[int]:
@@ -81,6 +82,16 @@ class Staged:
                 return node in self.inner
             case _:
                 return any(self.changes(child) for child in children(node))
+
+    def size(self, node: Node) -> int:
+        """About how many rows of a node changed."""
+        match node:
+            case Scan():
+                return self.rows.get(self.tables.get(node.source.relation, ""), 0)
+            case Aggregate() | Keyed() | Apply():
+                return self.rows.get(self.inner.get(node, ""), 0)
+            case _:
+                return sum(self.size(child) for child in children(node))
 
 
 ANY_TYPE = ColumnType("", "")
@@ -311,7 +322,7 @@ def delta_sql(node: Query, staged: Staged, names: tuple[str, ...] = ()) -> str:
     names = names or node.output_names
     match node:
         case Select():
-            found = terms(node, staged.changes)
+            found = terms(node, staged.changes, staged.size)
             # Without a change it is an empty relation: the server derives the columns' types from all.
             return "\nUNION ALL\n".join(
                 _block_sql(node, term, staged, names, weighted=True, empty=not found)

@@ -181,6 +181,8 @@ class Subqueries(ABC):
     def _correlated(self, query: exp.Select, scope: Scope, environment: Environment) -> exp.Select:
         """A subquery that refers to the rows outside: what it reads becomes a lookup, the rest stays."""
         environment = self._with_ctes(query, environment)
+        if isinstance(query.parent, exp.Exists) and all(_is_plain(item) for item in query.expressions):
+            query.set("expressions", [exp.Literal.number(1)])  # that there is a row is all that is asked
         block, inner = self._from(query, environment, None)
         name, lifted = next(self._lookup_names), Lifted()
         where = query.args.get("where")
@@ -248,6 +250,10 @@ def every(scope: Scope | None) -> list[Relation]:
 
 def _is_outside(column: exp.Column, scope: Scope) -> bool:
     return any(item.alias == column.table and column.table for item in every(scope))
+
+
+def _is_plain(output: exp.Expression) -> bool:
+    return isinstance(output.unalias(), exp.Column | exp.Literal)
 
 
 def _is_below(node: exp.Expression, ancestor: exp.Expression) -> bool:

@@ -203,7 +203,7 @@ class SparkEngine:
         return "\nUNION ALL\n".join(
             block.rows_sql(term, self._term_frames(scratch, block, term, staged), weighted=True)
             for block in part.blocks
-            for term in terms(block.block, staged.changes)
+            for term in terms(block.block, staged.changes, staged.size)
         )
 
     def _term_frames(
