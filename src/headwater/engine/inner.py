@@ -14,6 +14,7 @@ from dataclasses import replace
 from sqlglot import exp
 
 from headwater.db.work import Scratch
+from headwater.engine.joins import with_joined
 from headwater.plan.dialect import identifier, render
 from headwater.plan.maintain import BagPlan, GroupPlan
 from headwater.plan.operators import CORE, Aggregate, Apply, Keyed, Lookup, Node, Nonlinear, Query, children
@@ -88,7 +89,8 @@ class _Inside:
         """The consolidated change of what a node reads."""
         if not self._staged.changes(child):
             return None
-        delta = consolidated_sql(delta_sql(child, self._staged), self._columns[child])
+        staged = with_joined(self._scratch, child, self._staged)
+        delta = consolidated_sql(delta_sql(child, staged), self._columns[child])
         return self._fill(node, what, delta)
 
     def _consolidated(self, node: Nonlinear, parts: list[str]) -> str | None:
@@ -197,38 +199,26 @@ class _Inside:
         listed = "".join(f"{CORE}.{column.sql}, " for column in columns)
         parts: list[str] = []
         earlier: list[str] = []
+        bound: list[str] = []
         for lookup in node.lookups:
             if lookup.name not in changed:
                 continue
             delta = changed[lookup.name]
-            finds = self._finds(node, lookup, delta)
+            finds = _finds(node, lookup, delta)
+            if not lookup.conditions:
+                now = now_sql(lookup.node)
+                sides = {lookup.name: now, _before(lookup): old_sql(now, delta, self._columns[lookup.node])}
+                bound += [f"{identifier(name)} AS MATERIALIZED (\n{rows}\n)" for name, rows in sides.items()]
             where = " AND ".join([finds, *(f"NOT {other}" for other in earlier)])
             rows = now_sql(node.core, _finders(lookup, delta))
             parts.append(f"SELECT {listed}1::bigint AS {WEIGHT} FROM (\n{rows}\n) AS {CORE} WHERE {where}")
             if core is not None:
                 parts.append(f"SELECT {listed}-{CORE}.{WEIGHT} FROM {core} AS {CORE} WHERE {where}")
-            earlier.append(f"({finds})")
+            earlier.append(finds)
         if not parts:
             return None
-        return self._fill(node, "touched", consolidated_sql("\nUNION ALL\n".join(parts), columns))
-
-    def _finds(self, node: Apply, lookup: Lookup, delta: str) -> str:
-        """The condition that a row of the core may find something else in a lookup than before."""
-        if lookup.conditions:
-            conditions = " AND ".join(f"({render(item)})" for item in lookup.conditions)
-            return f"EXISTS (SELECT FROM {delta} AS {identifier(lookup.name)} WHERE {conditions})"
-        answered = _answered_alone(node, lookup)
-        if not answered:
-            return "true"
-        # Every row asks it the same, and most of them still get the answer they had.
-        now = now_sql(lookup.node)
-        bound = [
-            f"WITH {identifier(lookup.name)} AS MATERIALIZED (\n{rows}\n)"
-            for rows in (now, old_sql(now, delta, self._columns[lookup.node]))
-        ]
-        return " OR ".join(
-            " <> ".join(f"({rows} SELECT ({render(tree)}) IS TRUE)" for rows in bound) for tree in answered
-        )
+        weighted = (f"WITH {', '.join(bound)} " if bound else "") + "\nUNION ALL\n".join(parts)
+        return self._fill(node, "touched", consolidated_sql(weighted, columns))
 
     def _found(self, node: Apply, lookup: Lookup, core: str, delta: str | None) -> tuple[str, str]:
         """What rows of a core can find in a lookup, as it is now and as it was."""
@@ -254,6 +244,33 @@ class _Inside:
             # A subquery looks into it once for each row; only a join has other ways.
             self._scratch.index(table, [column for column, _ in lookup.equals])
         return f"SELECT * FROM {self._scratch.name(table)}"
+
+
+def _finds(node: Apply, lookup: Lookup, delta: str) -> str:
+    """The condition that a row of the core may find something else in a lookup than before."""
+    if lookup.conditions:
+        conditions = " AND ".join(f"({render(item)})" for item in lookup.conditions)
+        return f"EXISTS (SELECT FROM {delta} AS {identifier(lookup.name)} WHERE {conditions})"
+    # Every row asks it the same, and most of them still get the answer they had.
+    differ = [
+        f"(({render(tree)}) IS TRUE) <> (({render(_asked_before(tree, lookup))}) IS TRUE)"
+        for tree in _answered_alone(node, lookup)
+    ]
+    return f"({' OR '.join(differ) or 'true'})"
+
+
+def _before(lookup: Lookup) -> str:
+    """The name of a lookup as it was."""
+    return f"{lookup.name}_before"
+
+
+def _asked_before(tree: exp.Expression, lookup: Lookup) -> exp.Expression:
+    """An expression that reads a lookup as it was."""
+    copy = exp.Paren(this=tree.copy())
+    for table in list(copy.find_all(exp.Table)):
+        if not table.db and table.name == lookup.name:
+            table.replace(exp.to_table(_before(lookup)).as_(table.alias_or_name, quoted=True, table=True))
+    return copy
 
 
 def _answered_alone(node: Apply, lookup: Lookup) -> list[exp.Expression]:

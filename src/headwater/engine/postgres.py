@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headwater.db.work import Scratch
 from headwater.engine.inner import with_inner
+from headwater.engine.joins import with_joined
 from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
 from headwater.plan.render import Staged
 
@@ -15,13 +16,16 @@ class PostgresEngine:
     reads_unstaged = False
 
     def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
-        scratch.fill("delta", plan.delta_sql(with_inner(scratch, plan, staged)))
+        staged = with_joined(scratch, plan.body, with_inner(scratch, plan, staged))
+        scratch.fill("delta", plan.delta_sql(staged))
 
     def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
-        scratch.fill("delta", plan.state_delta_sql(with_inner(scratch, plan, staged)))
+        staged = with_joined(scratch, plan.aggregate.input, with_inner(scratch, plan, staged))
+        scratch.fill("delta", plan.state_delta_sql(staged))
 
     def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
-        scratch.fill("keys", plan.affected_sql(with_inner(scratch, plan, staged)))
+        staged = with_joined(scratch, plan.aggregate.input, with_inner(scratch, plan, staged))
+        scratch.fill("keys", plan.affected_sql(staged))
 
     def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> None:
         scratch.fill("result", plan.recompute_sql(keys))

@@ -73,7 +73,7 @@ def path_to(block: Select, alias: str, start: Iterable[str]) -> Path | None:
     known = [item.alias for item in block.inputs]
     parents = _reachable(block, alias, [name for name in start if name != alias])
     pairs, needed = [], set[str]()
-    for column, other in _equalities(block, alias):
+    for column, other in equalities(block, alias):
         used = aliases_of(other) & frozenset(known)
         if can_restrict(node, column) and used and used <= parents.keys():
             pairs.append((column, other))
@@ -132,7 +132,7 @@ def _reachable(block: Select, excluded: str, start: list[str]) -> dict[str, str 
     while grown:
         grown = False
         for name in sorted(cheap - parents.keys()):
-            for _, other in _equalities(block, name):
+            for _, other in equalities(block, name):
                 used = aliases_of(other)
                 if len(used) == 1 and used <= parents.keys():
                     parents[name] = next(iter(used))
@@ -141,7 +141,7 @@ def _reachable(block: Select, excluded: str, start: list[str]) -> dict[str, str 
     return parents
 
 
-def _equalities(block: Select, alias: str) -> list[tuple[str, exp.Expression]]:
+def equalities(block: Select, alias: str) -> list[tuple[str, exp.Expression]]:
     """The columns of an input that a condition of the block makes equal to something without it."""
     found = []
     for predicate in conjuncts(block.predicates):

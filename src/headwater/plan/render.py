@@ -68,6 +68,8 @@ class Staged:
     unstaged: Mapping[int, Changes] = field(default_factory=dict)
     inner: Mapping[Nonlinear, str] = field(default_factory=dict)  # weighted tables of what changed inside
     rows: Mapping[str, int] = field(default_factory=dict)  # in each table, where that is known
+    # Terms of which a part is joined: what is left of them, or None if that is nothing.
+    begun: Mapping[tuple[Select, Term], tuple[Select, Term] | None] = field(default_factory=dict)
 
     @property
     def changed(self) -> frozenset[int]:
@@ -196,9 +198,9 @@ def _now_sql(node: Query, key_filter: KeyFilter | None, names: tuple[str, ...]) 
     if not isinstance(node, Select):
         rows = _nonlinear_sql(node, key_filter)
     elif key_filter is None or not node.expands:
-        return _block_sql(node, _all_new(node), Staged({}), names, key_filter=key_filter)
+        return block_sql(node, _all_new(node), Staged({}), names, key_filter=key_filter)
     else:  # what a set-returning function returns is not known in WHERE
-        rows = _block_sql(node, _all_new(node), Staged({}), node.output_names)
+        rows = block_sql(node, _all_new(node), Staged({}), node.output_names)
     if key_filter is None and names == node.output_names:
         return rows
     own = [f"z.{identifier(name)}" for name in node.output_names]
@@ -322,11 +324,15 @@ def delta_sql(node: Query, staged: Staged, names: tuple[str, ...] = ()) -> str:
     names = names or node.output_names
     match node:
         case Select():
-            found = terms(node, staged.changes, staged.size)
+            left = [
+                staged.begun.get((node, term), (node, term))
+                for term in terms(node, staged.changes, staged.size)
+            ]
+            found = [item for item in left if item is not None]
             # Without a change it is an empty relation: the server derives the columns' types from all.
             return "\nUNION ALL\n".join(
-                _block_sql(node, term, staged, names, weighted=True, empty=not found)
-                for term in found or [_all_new(node)]
+                block_sql(block, term, staged, names, weighted=True, empty=not found)
+                for block, term in found or [(node, _all_new(node))]
             )
         case UnionAll():
             return "\nUNION ALL\n".join(delta_sql(branch, staged, names) for branch in node.branches)
@@ -367,24 +373,34 @@ def _same_row(left: str, right: str, columns: Sequence[Column]) -> str:
 def consolidated_sql(weighted: str, columns: Sequence[Column]) -> str:
     """Equal rows added up, those of weight zero left out.
 
-    Equal means indistinguishable: 1.0 and 1.00 stay apart, so a column of a type whose equality is coarser
-    than its text is grouped by its text and read back from it.
+    Equal means indistinguishable: 1.0 and 1.00 stay apart. Numerics are told apart by their scale; a column
+    of another type whose equality is coarser than its text is grouped by its text and read back from it.
     """
-    grouping = [identity(f"z.{column.sql}", column.type) for column in columns]
-    listed = "".join(f"{key} AS {column.sql}, " for key, column in zip(grouping, columns, strict=True))
+    listed = "".join(f"{_grouped(column)} AS {column.sql}, " for column in columns)
+    grouping = [_grouped(column) for column in columns]
+    grouping += [f"scale(z.{column.sql})" for column in columns if column.type.numeric]
     group = f" GROUP BY {', '.join(grouping)}" if grouping else ""
     grouped = (
         f"SELECT {listed}sum(z.{WEIGHT})::bigint AS {WEIGHT} FROM (\n{weighted}\n) AS z{group}"
         f" HAVING sum(z.{WEIGHT}) <> 0"
     )
-    if all(column.type.exact for column in columns):
+    if not any(_by_text(column) for column in columns):
         return grouped
     values = "".join(
-        f"{y if column.type.exact else restored(y, column.type)} AS {column.sql}, "
+        f"{restored(y, column.type) if _by_text(column) else y} AS {column.sql}, "
         for column in columns
         for y in [f"y.{column.sql}"]
     )
     return f"SELECT {values}y.{WEIGHT} FROM (\n{grouped}\n) AS y"
+
+
+def _grouped(column: Column) -> str:
+    reference = f"z.{column.sql}"
+    return identity(reference, column.type) if _by_text(column) else reference
+
+
+def _by_text(column: Column) -> bool:
+    return not column.type.exact and not column.type.numeric
 
 
 def identity(reference: str, kind: ColumnType) -> str:
@@ -420,7 +436,7 @@ def _all_new(block: Select) -> Term:
     return (Version.NEW,) * len(block.inputs)
 
 
-def _block_sql(
+def block_sql(
     block: Select,
     versions: Term,
     staged: Staged,
