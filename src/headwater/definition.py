@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import psycopg
 from psycopg import sql
@@ -20,7 +21,7 @@ from headwater.errors import RefreshFailed
 from headwater.plan import volatility
 from headwater.plan.aggregates import algebra_of
 from headwater.plan.dialect import parse, render
-from headwater.plan.keep import Keepable, kept_form, parts
+from headwater.plan.keep import Keepable, Layers, kept_form, layers, parts
 from headwater.plan.lineage import fingerprint
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan, RecomputePlan
 from headwater.plan.operators import (
@@ -90,6 +91,9 @@ class Definition:
     code: str  # a digest of the functions of users' own that it calls
     relations: tuple[int, ...]  # all that it reads, plain views included
     signature: str
+    _layers: dict[tuple[tuple[str, int], ...], Layers] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def mode_for(self, mode: str) -> str:
         """The mode, or full if the definition has come to allow no other."""
@@ -106,9 +110,22 @@ class Definition:
     def fingerprint(self, mode: str) -> str:
         """Changes when what is computed or stored changes, not when something is renamed."""
         if mode == "differential":
-            assert self.plan is not None
-            return f"{fingerprint(self.plan.root)} {' '.join(self.plan.stored_columns)} {self.code}"
+            return self._incremental_fingerprint
         return "; ".join(f"{column.name} {column.type.sql}" for column in self.columns)
+
+    @cached_property
+    def _incremental_fingerprint(self) -> str:
+        assert self.plan is not None
+        return f"{fingerprint(self.plan.root)} {' '.join(self.plan.stored_columns)} {self.code}"
+
+    def layers(self, kept: Mapping[str, Source]) -> Layers:
+        """The plan over those of its parts that are kept, by name."""
+        assert self.plan is not None
+        key = tuple((name, source.relation) for name, source in kept.items())
+        if key not in self._layers:
+            self._layers.clear()
+            self._layers[key] = layers(self.plan, self.keepables, kept)
+        return self._layers[key]
 
 
 def definition_name(stream_table_id: int) -> sql.Identifier:

@@ -25,21 +25,19 @@ DEAR = 50.0
 
 def kept_layers(connection: Connection, stream_table_id: int, definition: Definition) -> Layers:
     """The plan of a stream table over what is kept of it."""
-    assert definition.plan is not None
     found = storage.kept(connection, stream_table_id) if definition.keepables else {}
     sources = {
         part.name: _source(part, stream_table_id, found[part.name])
         for part in definition.keepables
         if part.name in found
     }
-    return layers(definition.plan, definition.keepables, sources)
+    return definition.layers(sources)
 
 
 def keep_anew(
     connection: Connection, settings: Settings, stream_table_id: int, definition: Definition
 ) -> Layers:
     """Decides what to keep and loads it, in place of what was kept before."""
-    assert definition.plan is not None
     storage.drop_kept(connection, stream_table_id)
     sources: dict[str, Source] = {}
     for part in definition.keepables if settings.keep_inner != "never" else ():
@@ -49,7 +47,7 @@ def keep_anew(
         if settings.keep_inner == "always" or _is_worth_keeping(connection, plan, part.whole):
             oid = storage.load_kept(connection, stream_table_id, part.name, plan)
             sources[part.name] = _source(part, stream_table_id, oid)
-    return layers(definition.plan, definition.keepables, sources)
+    return definition.layers(sources)
 
 
 def _source(part: Keepable, stream_table_id: int, oid: int) -> Source:

@@ -98,15 +98,16 @@ def remove_consumed(connection: Connection, sources: Sequence[CatalogSource]) ->
     A frontier protects every row that is not visible in it. A stream table that is being loaded or rebuilt
     has a provisional one from before its snapshot; one that was given up (`give_up_laggards`) has none.
     """
-    for source in sources:
-        if source.change_table is None:
-            continue
-        oldest = one(connection, query("buffers", "oldest_needed"), {"source": source.id})[0]
-        connection.execute(
-            sql.SQL("DELETE FROM {} WHERE xid < {}::xid8").format(
-                sql.Identifier(CHANGES, source.change_table), sql.Literal(oldest)
-            )
+    captured = {source.id: str(source.change_table) for source in sources if source.change_table}
+    rows = connection.execute(query("buffers", "oldest_needed"), {"sources": list(captured)}).fetchall()
+    deletions = [
+        sql.SQL("DELETE FROM {} WHERE xid < {}::xid8").format(
+            sql.Identifier(CHANGES, captured[source]), sql.Literal(oldest)
         )
+        for source, oldest in rows
+    ]
+    if deletions:
+        connection.execute(sql.SQL("; ").join(deletions), prepare=False)
 
 
 def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], limit: int) -> None:
@@ -114,11 +115,14 @@ def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], l
 
     Skips a consumer that is being refreshed at this moment: it is about to catch up.
     """
-    for source in sources:
-        if source.change_table is None:
-            continue
-        table = change_table_sql(source.change_table)
-        size = one(connection, "SELECT pg_relation_size(%s::regclass)", (table,))[0]
+    captured = {
+        change_table_sql(str(source.change_table)): source for source in sources if source.change_table
+    }
+    sizes = connection.execute(
+        "SELECT t, pg_relation_size(t::regclass) FROM unnest(%s::text[]) AS t", (list(captured),)
+    ).fetchall()
+    for table, size in sizes:
+        source = captured[table]
         if size <= limit * SMALLEST_ROW:
             continue  # cannot hold so many rows
         consumers = connection.execute(query("buffers", "lock_consumers"), {"source": source.id}).fetchall()

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from sqlglot import exp
+
+from headwater.plan.dialect import render
 
 SourceKind = Literal["table", "stream_table", "kept"]
 
@@ -138,6 +141,15 @@ class Select:
     @property
     def output_names(self) -> tuple[str, ...]:
         return tuple(output.name for output in self.outputs)
+
+    @cached_property
+    def output_sql(self) -> dict[str, str]:
+        """The expression of each output; made once, for every refresh needs it."""
+        return {output.name: render(output.expression) for output in self.outputs}
+
+    @cached_property
+    def predicate_sql(self) -> tuple[str, ...]:
+        return tuple(render(predicate) for predicate in self.predicates)
 
 
 @dataclass(frozen=True)

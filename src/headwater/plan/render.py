@@ -448,7 +448,7 @@ def block_sql(
 ) -> str:
     """One SELECT over the inputs in the given versions, its columns named by position."""
     items, weights = [], []
-    expressions = {output.name: render(output.expression) for output in block.outputs}
+    expressions = block.output_sql
     if key_filter is not None and not key_filter.exists:
         items.append(f"{key_filter.table} AS kk")
     for item, version in zip(block.inputs, versions, strict=True):
@@ -463,7 +463,7 @@ def block_sql(
     ]
     if weighted:
         outputs.append(f"{' * '.join(weights) or '1::bigint'} AS {WEIGHT}")
-    predicates = [f"({render(predicate)})" for predicate in block.predicates]
+    predicates = [f"({predicate})" for predicate in block.predicate_sql]
     if key_filter is not None:
         predicates += (
             [key_filter.condition(expressions)] if key_filter.exists else key_filter.predicates(expressions)
@@ -514,13 +514,15 @@ def _reached(
         if other.alias in path.aliases
     ]
     predicates = [
-        f"({render(predicate)})" for predicate in block.predicates if aliases_of(predicate) <= path.aliases
+        f"({text})"
+        for predicate, text in zip(block.predicates, block.predicate_sql, strict=True)
+        if aliases_of(predicate) <= path.aliases
     ]
     if key_filter is not None:
         known = {name: name for name, alias in by_keys.items() if alias in path.aliases}
         partly = key_filter.onto(known)
         if partly is not None:
-            predicates.append(partly.condition({name: render(outputs[name]) for name in known}))
+            predicates.append(partly.condition({name: block.output_sql[name] for name in known}))
     listed = ", ".join(f"{render(tree)} AS k{number}" for number, (_, tree) in enumerate(path.pairs))
     where = f" WHERE {' AND '.join(predicates)}" if predicates else ""
     return KeyFilter(
