@@ -19,7 +19,7 @@ from headwater.plan.maintain import GroupPlan, IncrementalPlan
 from headwater.plan.operators import Source
 from headwater.plan.render import HAS_NULL, KeyFilter
 
-DEAR = 50.0
+DEAR = 20.0
 """From this cost on, in the planner's units, reading a group is dearer than keeping its state."""
 
 

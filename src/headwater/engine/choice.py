@@ -57,9 +57,9 @@ ENOUGH = 5
 SPREAD = 10
 
 
-WORTH_AVOIDING_MS = 1_000.0
+WORTH_AVOIDING_MS = 250.0
 """A delta that takes less is never given up for recomputing."""
-DEARER = 1.5
+DEARER = 1.25
 """How many times as long as recomputing a delta must take to be given up."""
 
 
