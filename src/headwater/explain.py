@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headwater import catalog
+from headwater.advice import MissingIndex, missing_indexes
 from headwater.capture.triggers import change_table
 from headwater.catalog import Frontier, StreamTable
 from headwater.clock import Phases
@@ -56,6 +57,7 @@ class Explanation:
     engine: str
     engine_reason: str
     reasons: tuple[str, ...]  # why it is not incremental, or why a part of it is not algebraic
+    indexes: tuple[MissingIndex, ...]  # on sources, that would turn scans into look-ups
     query: str
     operators: tuple[Operator, ...]
     steps: tuple[Step, ...]
@@ -87,6 +89,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
                 reasons += [found for call in plan.aggregate.calls if (found := obstacle(call, types))]
         else:
             recorder.fill("delta", plan.difference_sql(target.storage))
+        indexes = missing_indexes(connection, plan)
     return Explanation(
         stream_table=stream_table.label,
         requested_mode=stream_table.requested_mode,
@@ -94,6 +97,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         engine=decision.engine,
         engine_reason=decision.reason,
         reasons=tuple(reasons),
+        indexes=indexes,
         query=definition.text,
         operators=tuple(_operators(plan)),
         steps=tuple(Step(name, sql) for name, sql in recorder.statements),
