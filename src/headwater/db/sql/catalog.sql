@@ -134,10 +134,10 @@ INSERT INTO headwater.lineage (stream_table_id, source_id, attnum, output_column
 VALUES (%(stream_table_id)s, %(source_id)s, %(attnum)s, %(output_column)s) ON CONFLICT DO NOTHING
 
 -- name: sources_of
--- What stream tables read, with the change table of each captured source.
+-- What stream tables read, with the change table of each captured source, and whether LOCK TABLE takes it.
 SELECT d.stream_table_id, s.id, s.relation, n.nspname, c.relname,
        format('%%I.%%I', coalesce(n.nspname, s.schema_name), coalesce(c.relname, s.table_name)),
-       s.stream_table_id, s.change_table
+       s.stream_table_id, s.change_table, coalesce(c.relkind IN ('r', 'p', 'v'), false)
 FROM headwater.dependency d
 JOIN headwater.source s ON s.id = d.source_id
 LEFT JOIN pg_class c ON c.oid = s.relation
