@@ -25,6 +25,7 @@ from headwater.plan.operators import (
     Scan,
     Select,
     UnionAll,
+    sources_of,
 )
 from headwater.refresh import Refresher, apply, compute, stage
 
@@ -118,7 +119,9 @@ def _operators(plan: MaintenancePlan) -> Iterator[Operator]:
 def _aggregate(plan: GroupPlan) -> Operator:
     keys = ", ".join(_written(plan, key) for key in plan.aggregate.keys) or "one group"
     calls = ", ".join(_with_arguments(plan, render(call.sql)) for call in plan.aggregate.calls)
-    if plan.algebra is None:
+    if plan.algebra is None and not plan.aggregate.keys:
+        rule = "global: the one group is computed as a whole"
+    elif plan.algebra is None:
         rule = "keyed: the affected groups are recomputed by the query itself"
     elif plan.algebra.extremes:
         rule = (
@@ -199,7 +202,9 @@ def _body(node: Node, depth: int) -> Iterator[Operator]:
             for item in node.inputs:
                 yield from _body(item.node, depth + 1)
         case Apply():
-            rule = "linear in its rows; a change of a lookup affects the rows that may find it"
+            unconditional = any(not lookup.conditions and sources_of(lookup.node) for lookup in node.lookups)
+            affected = "all rows" if unconditional else "the rows that may find it"
+            rule = f"linear in its rows; a change of a lookup affects {affected}"
             outer = any(joined.condition is not None for joined in node.joins)
             name = "outer join" if outer else "look up"
             yield Operator(depth, name, _counted(len(node.lookups), "relation"), rule)
