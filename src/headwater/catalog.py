@@ -63,6 +63,7 @@ class CatalogSource:
     stream_table_id: int | None
     change_table: str | None
     lockable: bool = True  # foreign tables, materialized views and sequences are not
+    partitioned: bool = False
 
 
 def stream_tables(connection: Connection, ids: list[int] | None = None) -> list[StreamTable]:
@@ -152,6 +153,7 @@ def _sources(connection: Connection, ids: list[int]) -> dict[int, list[CatalogSo
                 stream_table_id=row[6],
                 change_table=row[7],
                 lockable=row[8],
+                partitioned=row[9],
             )
         )
     return found

@@ -18,7 +18,8 @@ from the query, random changes were made, and after each refresh it was equal to
 "maintained" and "reason" are what `headwater explain` says of it.
 
 The tables are `a (id, x, t, arr, j)`, `b (id, aid, y, t)` and `c (id, bid, z)`, which have a primary key, and
-`k (v, w)`, which has none. Constructs can be nested in each other; the cost is then that of the dearest.
+`k (v, w)`, which has none; `c` is partitioned. Constructs can be nested in each other; the cost is then that
+of the dearest.
 """
 UNTOLD = ("scan", "values")
 """Operators that every query has, or that never change."""
