@@ -84,6 +84,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write down what Spark refuses now, instead of comparing it with what is written",
     )
+    parser.addoption(
+        "--accept-coverage",
+        action="store_true",
+        help="write down in docs/coverage.md how each construct is maintained now, instead of comparing",
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -8,6 +8,7 @@
 
 import logging
 
+from headwater.advice import MissingIndex
 from headwater.api import Headwater, connect
 from headwater.catalog import StreamTable
 from headwater.config import Setting
@@ -26,6 +27,7 @@ __all__ = [
     "Headwater",
     "HeadwaterError",
     "HistoryEntry",
+    "MissingIndex",
     "Outcome",
     "RunningJob",
     "Setting",

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from headwater import catalog, config, history, jobs
+from headwater.advice import MissingIndex, missing_indexes
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.config import Setting, Settings
 from headwater.db import install, privileges
-from headwater.db.connection import Connection
+from headwater.db.connection import Connection, transaction
 from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
 from headwater.definition import DefinitionReader
@@ -168,6 +169,15 @@ class Headwater:
         """What a refresh would do, and why."""
         refresher = self._refresher()
         return explain(self._connection, refresher, catalog.find(self._connection, name))
+
+    def missing_indexes(self, name: str) -> builtins.list[MissingIndex]:
+        """The indexes on sources that would turn scans of a refresh into look-ups; none is ever created."""
+        refresher = self._refresher()
+        found = catalog.find(self._connection, name)
+        with transaction(self._connection, rollback=True):
+            definition = refresher.read_definition(found)
+            plan = definition.maintenance(definition.mode_for(found.mode))
+            return builtins.list(missing_indexes(self._connection, plan))
 
     def list(self) -> builtins.list[StreamTableStatus]:
         """Every stream table."""

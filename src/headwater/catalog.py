@@ -62,6 +62,8 @@ class CatalogSource:
     label: str
     stream_table_id: int | None
     change_table: str | None
+    lockable: bool = True  # foreign tables, materialized views and sequences are not
+    partitioned: bool = False
 
 
 def stream_tables(connection: Connection, ids: list[int] | None = None) -> list[StreamTable]:
@@ -150,6 +152,8 @@ def _sources(connection: Connection, ids: list[int]) -> dict[int, list[CatalogSo
                 label=row[5],
                 stream_table_id=row[6],
                 change_table=row[7],
+                lockable=row[8],
+                partitioned=row[9],
             )
         )
     return found
@@ -173,13 +177,14 @@ class Closure:
 
     @property
     def tables(self) -> list[tuple[str, str]]:
-        """The tables that are read, in a fixed order."""
+        """The tables that are read and can be locked, in a fixed order."""
         return sorted(
             {
                 (source.schema, source.name)
                 for member in self.order
                 for source in self.sources[member]
                 if source.stream_table_id is None and source.schema is not None and source.name is not None
+                if source.lockable
             }
         )
 

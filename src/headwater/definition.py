@@ -330,8 +330,10 @@ def _relations_read(connection: Connection, view: int) -> list[ReadRelation]:
             trigger,
         ) = row
         obstacle = None
-        if kind == "p" or partition:
-            obstacle = f"{label} is partitioned, and changes of partitions are not captured yet"
+        if partition:
+            obstacle = f"{label} is a partition, and writes through the table it is part of are not captured"
+        elif kind == "p" and children:
+            obstacle = f"{label} has foreign tables as partitions: this server does not see their changes"
         elif kind == "r" and children:
             obstacle = f"{label} has inheritance children, whose changes are not captured"
         elif kind == "r" and parents:

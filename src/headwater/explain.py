@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headwater import catalog
+from headwater.advice import MissingIndex, missing_indexes
 from headwater.capture.triggers import change_table
 from headwater.catalog import Frontier, StreamTable
 from headwater.clock import Phases
@@ -26,6 +27,7 @@ from headwater.plan.operators import (
     Scan,
     Select,
     UnionAll,
+    sources_of,
 )
 from headwater.refresh import Refresher
 
@@ -58,6 +60,7 @@ class Explanation:
     engine: str
     engine_reason: str
     reasons: tuple[str, ...]  # why it is not incremental, or why a part of it is not algebraic
+    indexes: tuple[MissingIndex, ...]  # on sources, that would turn scans into look-ups
     query: str
     operators: tuple[Operator, ...]
     steps: tuple[Step, ...]
@@ -94,6 +97,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
                 reasons += [found for call in plan.aggregate.calls if (found := obstacle(call, types))]
         else:
             recorder.fill("delta", plan.difference_sql(target.storage))
+        indexes = missing_indexes(connection, plan)
     return Explanation(
         stream_table=stream_table.label,
         requested_mode=stream_table.requested_mode,
@@ -101,6 +105,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         engine=decision.engine,
         engine_reason=decision.reason,
         reasons=tuple(reasons),
+        indexes=indexes,
         query=definition.text,
         operators=tuple(_operators(plan)),
         steps=tuple(Step(name, sql) for name, sql in recorder.statements),
@@ -121,7 +126,9 @@ def _operators(plan: MaintenancePlan) -> Iterator[Operator]:
 def _aggregate(plan: GroupPlan) -> Operator:
     keys = ", ".join(_written(plan, key) for key in plan.aggregate.keys) or "one group"
     calls = ", ".join(_with_arguments(plan, render(call.sql)) for call in plan.aggregate.calls)
-    if plan.algebra is None:
+    if plan.algebra is None and not plan.aggregate.keys:
+        rule = "global: the one group is computed as a whole"
+    elif plan.algebra is None:
         rule = "keyed: the affected groups are recomputed by the query itself"
     elif plan.algebra.extremes:
         rule = (
@@ -202,7 +209,9 @@ def _body(node: Node, depth: int) -> Iterator[Operator]:
             for item in node.inputs:
                 yield from _body(item.node, depth + 1)
         case Apply():
-            rule = "linear in its rows; a change of a lookup affects the rows that may find it"
+            unconditional = any(not lookup.conditions and sources_of(lookup.node) for lookup in node.lookups)
+            affected = "all rows" if unconditional else "the rows that may find it"
+            rule = f"linear in its rows; a change of a lookup affects {affected}"
             outer = any(joined.condition is not None for joined in node.joins)
             name = "outer join" if outer else "look up"
             yield Operator(depth, name, _counted(len(node.lookups), "relation"), rule)

@@ -230,7 +230,7 @@ class Lifecycle:
     def _check_triggers(self, label: str, definition: Definition) -> None:
         role = self._role()
         for relation in definition.reads:
-            if relation.kind == "r" and not relation.may_trigger:
+            if relation.kind in ("r", "p") and not relation.may_trigger:
                 raise MissingPrivilege(
                     f"create {label}: role {role} lacks TRIGGER on {relation.label}",
                     hint=f"GRANT TRIGGER ON {relation.label} TO {identifier(role)}; mode full does without",

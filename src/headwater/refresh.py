@@ -24,9 +24,11 @@ import psycopg
 from psycopg import sql
 
 from headwater import catalog, history
+from headwater.advice import want_of_index
 from headwater.apply import storage
 from headwater.apply.merge import Applied, Target, emit_difference
 from headwater.capture import buffers, consumers
+from headwater.capture.registry import partitions_moved
 from headwater.catalog import CatalogSource, Closure, EngineName, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
@@ -280,6 +282,9 @@ class Refresher:
         work = _Work(stream_table, definition, scratch, target, phases, request.engine or stream_table.engine)
         if choice.action == "delta" and self._is_current(stream_table, definition):
             applied, decision, traffic = self._delta(work, sources, choice)
+            if decision.engine == PostgresEngine.name:
+                lacking = want_of_index(connection, definition.plan, choice.changed, choice.rows_in, phases)
+                outcome = replace(outcome, reason=choice.reason + lacking)
         else:
             applied, decision, traffic = self._recompute(work)
             outcome = replace(outcome, action="recompute", mode="full")
@@ -293,6 +298,7 @@ class Refresher:
             bytes_out=traffic.bytes_written if traffic else None,
         )
         with phases.measure("record"):
+            self._check_partitions(stream_table, sources)
             connection.execute(query("catalog", "set_frontier"), {"id": stream_table.id})
             if stream_table.rebuild_reason is not None:
                 self._mark_for_rebuild(stream_table.id, None)
@@ -301,6 +307,16 @@ class Refresher:
             outcome, applied=applied, snapshot=snapshot, elapsed=phases.elapsed, phases=phases.milliseconds
         )
         return replace(outcome, history_id=history.record(connection, outcome))
+
+    def _check_partitions(self, stream_table: StreamTable, sources: list[CatalogSource]) -> None:
+        """A partition that was attached while this refresh ran is read by some of it: then it is repeated.
+
+        It cannot be detached again before the end, which the lock on its table prevents.
+        """
+        partitioned = [source.relation for source in sources if source.partitioned and source.change_table]
+        moved = partitions_moved(self._connection, partitioned) if partitioned else None
+        if moved and stream_table.mode == "differential":
+            raise psycopg.errors.SerializationFailure(f"a partition of {moved} was attached meanwhile")
 
     def _lock(self, stream_table: StreamTable) -> None:
         """Waits as long as it takes for another refresh of the stream table, which keeps no user waiting."""

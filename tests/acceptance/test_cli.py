@@ -195,6 +195,7 @@ def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
         "schedule": "1s",
         "reasons": [],
         "created": True,
+        "indexes": [],
     }
     program.json("create", "big", "--query", "SELECT * FROM revenue WHERE total > 5")
 
@@ -253,6 +254,24 @@ def test_explain(program: Program, inside: Inside) -> None:
     assert found["engine"] == "postgres"
     for step in found["steps"]:
         assert step["sql"] in text
+
+
+def test_a_missing_index_is_mentioned(inside: Inside, conn: psycopg.Connection) -> None:
+    conn.execute("CREATE TABLE places (region text, country int)")
+    conn.execute("INSERT INTO places SELECT 'r' || i, i FROM generate_series(1, 20000) i; ANALYZE places")
+    query = "SELECT s.id, p.country FROM sales s JOIN places p ON p.region = s.region"
+    statement = "CREATE INDEX ON public.places (region);"
+    reason = "a change of public.sales looks for public.places by region"
+
+    assert f"  {statement}  -- {reason}\n" in inside.run("create", "placed", "--query", query).stdout
+    assert f"\nmissing indexes\n  {statement}  -- {reason}\n" in inside.run("explain", "placed").stdout
+    described = {"table": "public.places", "columns": ["region"], "statement": statement, "reason": reason}
+    assert inside.json("explain", "placed")["indexes"] == [described]
+    assert inside.json("create", "again", "--query", query)["indexes"] == [described]
+
+    conn.execute(statement)
+    assert "index" not in inside.run("create", "third", "--query", query).stdout
+    assert "missing indexes" not in inside.run("explain", "placed").stdout
 
 
 def test_verify_shows_what_differs(program: Program, inside: Inside, conn: psycopg.Connection) -> None:

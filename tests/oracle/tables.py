@@ -15,7 +15,10 @@ CREATE TABLE t (id int PRIMARY KEY, a int, b text, n numeric, d date, xs int[]);
 CREATE TABLE u (id int PRIMARY KEY, a int, b text, m bigint, o boolean, j jsonb);
 CREATE TABLE v (a int, c int, b text, n numeric, PRIMARY KEY (a, c));
 CREATE TABLE k (a int, b text, n numeric, o boolean);
-CREATE TABLE h (a int, d date, xs int[], j jsonb);
+CREATE TABLE h (a int, d date, xs int[], j jsonb) PARTITION BY LIST (a);
+CREATE TABLE h_some (j jsonb, d date, xs int[], a int);
+ALTER TABLE h ATTACH PARTITION h_some FOR VALUES IN (0, 1, NULL);
+CREATE TABLE h_rest PARTITION OF h DEFAULT;
 CREATE FUNCTION fold_step(bigint, bigint) RETURNS bigint IMMUTABLE LANGUAGE sql
     AS 'SELECT ($1 * 7 + coalesce($2, 3)) % 1009';
 CREATE FUNCTION total_step(bigint, bigint) RETURNS bigint IMMUTABLE LANGUAGE sql
@@ -46,6 +49,8 @@ class Relation:
     key: tuple[str, ...] = ()
     stored: bool = True  # a table of its own, which the planner cannot reduce to constants
     tag: str = ""
+    partition: str = ""  # one that statements may name, too
+    bound: str = ""  # of the partition
 
 
 TABLES = (
@@ -53,7 +58,13 @@ TABLES = (
     Relation("u", {"id": "int", "a": "int", "b": "text", "m": "int", "o": "bool", "j": "list"}, ("id",)),
     Relation("v", {"a": "int", "c": "int", "b": "text", "n": "num"}, ("a", "c")),
     Relation("k", {"a": "int", "b": "text", "n": "num", "o": "bool"}, tag="keyless table"),
-    Relation("h", {"a": "int", "d": "date", "xs": "ints", "j": "list"}, tag="keyless table"),
+    Relation(
+        "h",
+        {"a": "int", "d": "date", "xs": "ints", "j": "list"},
+        tag="partitioned table",
+        partition="h_some",
+        bound="FOR VALUES IN (0, 1, NULL)",
+    ),
 )
 
 CONDITIONS = {
@@ -79,6 +90,8 @@ def transaction(chance: random.Random) -> list[str]:
 
 
 def _statement(chance: random.Random, table: Relation) -> str:
+    if table.partition and chance.random() < 0.25:
+        return _of_partition(chance, table)
     kinds = ("insert", "update", "delete", "key", "clear", "truncate")
     (kind,) = chance.choices(kinds, weights=(40, 35, 20, 8, 3, 1))
     if kind == "key" and table.key:
@@ -96,6 +109,23 @@ def _statement(chance: random.Random, table: Relation) -> str:
     if kind == "truncate":
         return f"TRUNCATE {table.name}"
     return _insert(chance, table, chance.choice((1, 2, 3, 5)))
+
+
+def _of_partition(chance: random.Random, table: Relation) -> str:
+    """A statement that names the partition; at times it is none while it is written to."""
+    column = chance.choice([name for name in table.columns if name != "a"])
+    write = chance.choice(
+        (
+            f"DELETE FROM {table.partition} WHERE {_where(chance, table)}",
+            f"UPDATE {table.partition} SET {column} = {value(chance, table.columns[column])}",
+            f"INSERT INTO {table.partition} (a, {column})"
+            f" VALUES ({chance.choice(('0', '1', 'NULL'))}, {value(chance, table.columns[column])})",
+        )
+    )
+    if chance.random() < 0.9:
+        return write
+    moved = f"ALTER TABLE {table.name} {{}} PARTITION {table.partition}"
+    return f"{moved.format('DETACH')}; {write}; {moved.format('ATTACH')} {table.bound}"
 
 
 def _insert(chance: random.Random, table: Relation, count: int) -> str:

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "embedded"),
     ("db",),
     ("catalog", "plan", "nodes"),
-    ("definition", "jobs"),
+    ("definition", "jobs", "advice"),
     ("capture",),
     ("engine", "apply"),
     ("history", "monitor", "keeping", "maintenance"),

@@ -21,6 +21,8 @@ def capture(connection: Connection, source_id: int, source: Source, columns: Col
     row does the same: a refresh that began before fails, and the next one sees that its changes are wanted.
     """
     row = connection.execute(query("catalog", "captured_columns"), {"id": source_id}).fetchone()
+    if row is not None and partitions_moved(connection, [source.relation]):
+        reinstall(connection, source_id)
     captured = set(row[1]) if row is not None else set()
     missing = [
         column for column in source.columns if column.name in columns and column.attnum not in captured
@@ -52,7 +54,7 @@ def capture(connection: Connection, source_id: int, source: Source, columns: Col
 
 
 def reinstall(connection: Connection, source_id: int) -> None:
-    """Makes the triggers of a source again after somebody dropped or disabled one.
+    """Makes the triggers of a source again after somebody dropped or disabled one, or moved a partition.
 
     What was written meanwhile left no change rows, so every consumer is marked for a rebuild.
     """
@@ -62,10 +64,21 @@ def reinstall(connection: Connection, source_id: int) -> None:
     if source is None or row is None:
         return
     wanted = [column for column in source.columns if column.attnum in set(row[1])]
+    reason = f"capture triggers of {label} were dropped or disabled, so changes may be missing"
+    if partitions_moved(connection, [relation]):
+        triggers.remove_triggers(connection, relation)  # also those of what is no partition any more
+        reason = f"a partition of {label} was attached or detached"
     triggers.install_function(connection, source, wanted)
     triggers.install_triggers(connection, source)
-    reason = f"capture triggers of {label} were dropped or disabled, so changes may be missing"
     connection.execute(query("catalog", "distrust_consumers"), {"source": source_id, "reason": reason})
+
+
+def partitions_moved(connection: Connection, relations: Collection[int]) -> str | None:
+    """The name of a captured table among these whose partitions are not those that are captured, if any."""
+    row = connection.execute(
+        query("catalog", "partitions_moved"), {"relations": sorted(relations)}
+    ).fetchone()
+    return str(row[0]) if row is not None else None
 
 
 def release_superfluous(connection: Connection) -> None:
@@ -80,6 +93,8 @@ def release_superfluous(connection: Connection) -> None:
         elif superfluous and (source := read_source(connection, relation)) is not None:
             if source.kind == "table":
                 row = connection.execute(query("catalog", "captured_columns"), {"id": source_id}).fetchone()
+                if partitions_moved(connection, [relation]):
+                    reinstall(connection, source_id)
                 kept = set(row[1] if row is not None else []) - set(superfluous)
                 triggers.install_triggers(connection, source)  # for the lock
                 triggers.install_function(

@@ -12,6 +12,12 @@ has ended and lets none begin: a transaction that is not visible to the first re
 in full. They do so before they touch a change table that is in use, for a writer locks the two in that order.
 Removal drops the function and lets the triggers go with it, for which the table's ownership is not
 needed, as it would be for DROP TRIGGER.
+
+A statement fires the triggers of the table that it names, and only these, also where it writes to partitions
+of it. So each partition of a source has them, too. Attaching and detaching a partition changes the rows of
+the source and fires nothing. Who refreshes looks whether the partitions are still those that have triggers;
+and as one may have come and gone in between, each write looks as well, and if not, leaves the mark of a
+TRUNCATE.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from collections.abc import Sequence
 from psycopg import sql
 
 from headwater.db.connection import Connection
+from headwater.db.queries import query
 from headwater.plan.operators import Source, SourceColumn
 
 CHANGES = "headwater_changes"
@@ -80,24 +87,56 @@ def remove_columns(connection: Connection, relation: int, numbers: Sequence[int]
 
 def install_function(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> None:
     """(Re)creates the capture function for these columns."""
-    connection.execute(_function(sql.Identifier(CHANGES, f"capture_{source.relation}"), source, columns))
+    name = sql.Identifier(CHANGES, f"capture_{source.relation}")
+    members, partitioned = _members(connection, source.relation)
+    listed = sql.Literal("{" + ",".join(str(oid) for oid in sorted(oid for oid, _ in members)) + "}")
+    moved = _partitions_moved(source.relation, listed) if partitioned else sql.SQL("false")
+    connection.execute(_function(name, source, columns, moved))
+    if partitioned:  # by which others see what it captures
+        connection.execute(sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, listed))
 
 
 def install_triggers(connection: Connection, source: Source) -> None:
     """(Re)creates the triggers. Until the transaction ends no writer is at work on the source now."""
     function = sql.Identifier(CHANGES, f"capture_{source.relation}")
-    for event, transition in EVENTS.items():
-        connection.execute(
-            sql.SQL(
-                "CREATE OR REPLACE TRIGGER {} AFTER {} ON {} {} FOR EACH STATEMENT EXECUTE FUNCTION {}()"
-            ).format(
-                sql.Identifier(f"headwater_capture_{event}"),
-                sql.SQL(event.upper()),
-                sql.Identifier(source.schema, source.name),
-                sql.SQL(transition),
-                function,
+    for _, member in _members(connection, source.relation)[0]:
+        for event, transition in EVENTS.items():
+            connection.execute(
+                sql.SQL(
+                    "CREATE OR REPLACE TRIGGER {} AFTER {} ON {} {} FOR EACH STATEMENT EXECUTE FUNCTION {}()"
+                ).format(
+                    sql.Identifier(f"headwater_capture_{event}"),
+                    sql.SQL(event.upper()),
+                    member,
+                    sql.SQL(transition),
+                    function,
+                )
             )
-        )
+
+
+def _members(connection: Connection, relation: int) -> tuple[list[tuple[int, sql.Identifier]], bool]:
+    """A table and all its partitions, as a writer locks them; and whether it is a partitioned one."""
+    rows = connection.execute(query("catalog", "members"), {"relation": relation}).fetchall()
+    return [(oid, sql.Identifier(schema, name)) for oid, schema, name, _ in rows], rows[0][3] == "p"
+
+
+def _partitions_moved(relation: int, members: sql.Literal) -> sql.Composed:
+    """A condition: the partitions are others than these.
+
+    What a writer with an old snapshot reads in the catalog is old, too, so it asks the function that looks at
+    the present. Others do not, for it locks each partition.
+    """
+    return sql.SQL(
+        """(CASE current_setting('transaction_isolation') WHEN 'read committed' THEN (
+            WITH RECURSIVE tree(relid) AS (
+                SELECT {relation}::oid
+              UNION ALL
+                SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tree ON i.inhparent = tree.relid
+                WHERE NOT i.inhdetachpending
+            ) SELECT array_agg(relid ORDER BY relid) FROM tree)
+        ELSE (SELECT array_agg(relid::oid ORDER BY relid::oid) FROM pg_catalog.pg_partition_tree({relation}))
+        END) IS DISTINCT FROM {members}::oid[]"""
+    ).format(relation=sql.Literal(relation), members=members)
 
 
 def remove_triggers(connection: Connection, relation: int) -> None:
@@ -112,7 +151,9 @@ def drop_change_table(connection: Connection, relation: int) -> None:
     )
 
 
-def _function(name: sql.Identifier, source: Source, columns: Sequence[SourceColumn]) -> sql.Composed:
+def _function(
+    name: sql.Identifier, source: Source, columns: Sequence[SourceColumn], moved: sql.Composable
+) -> sql.Composed:
     table = sql.Identifier(CHANGES, change_table(source.relation))
 
     def insert(*parts: sql.Composed) -> sql.Composed:
@@ -136,7 +177,7 @@ DECLARE
     columns text;
     targets text;
 BEGIN
-    IF TG_OP = 'TRUNCATE' THEN
+    IF TG_OP = 'TRUNCATE' OR {moved} THEN
         INSERT INTO {table} (xid, w) VALUES (pg_catalog.pg_current_xact_id(), 0);
         RETURN NULL;
     END IF;
@@ -150,7 +191,7 @@ BEGIN
         SELECT string_agg(', ' || format('%I', attname), ''), string_agg(', c' || attnum, '')
         INTO columns, targets
         FROM pg_catalog.pg_attribute
-        WHERE attrelid = TG_RELID AND attnum = ANY ({numbers}) AND NOT attisdropped;
+        WHERE attrelid = {relation} AND attnum = ANY ({numbers}) AND NOT attisdropped;
         IF TG_OP <> 'INSERT' THEN
             EXECUTE format('INSERT INTO %s (xid, w%s) SELECT pg_current_xact_id(), -1%s FROM old_rows',
                            {table_literal}, targets, columns);
@@ -165,11 +206,13 @@ END
 """
     ).format(
         table=table,
+        moved=moved,
+        relation=sql.Literal(source.relation),  # whose numbers a partition's columns need not have
         table_literal=sql.Literal(f"{CHANGES}.{change_table(source.relation)}"),
         numbers=sql.SQL("{}::smallint[]").format(
             sql.Literal("{" + ",".join(str(column.attnum) for column in columns) + "}")
         ),
-        unchanged=_names_unchanged(columns),
+        unchanged=_names_unchanged(source.relation, columns),
         inserted=insert(rows(1, "new_rows")),
         deleted=insert(rows(-1, "old_rows")),
         updated=insert(rows(-1, "old_rows"), rows(1, "new_rows")),
@@ -180,13 +223,14 @@ END
     ).format(name, sql.Literal(body.as_string()))
 
 
-def _names_unchanged(columns: Sequence[SourceColumn]) -> sql.Composable:
+def _names_unchanged(relation: int, columns: Sequence[SourceColumn]) -> sql.Composable:
     if not columns:
         return sql.SQL("true")
     return sql.SQL(
         "(SELECT array_agg(attname ORDER BY attnum) FROM pg_catalog.pg_attribute"
-        " WHERE attrelid = TG_RELID AND attnum = ANY ({}::smallint[])) = {}::name[]"
+        " WHERE attrelid = {} AND attnum = ANY ({}::smallint[])) = {}::name[]"
     ).format(
+        sql.Literal(relation),
         sql.Literal("{" + ",".join(str(column.attnum) for column in columns) + "}"),
         sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(sql.Literal(column.name) for column in columns)),
     )

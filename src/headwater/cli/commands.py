@@ -483,8 +483,10 @@ def create(
             if not if_not_exists:
                 raise
             found, created = attempt(hw, True), False
-    said = show.definition(found, "created" if created else "exists already:", _command("refresh", name))
-    invocation.present(document.stream_table(found, created=created), said)
+        indexes = hw.missing_indexes(name)
+    verb, following = "created" if created else "exists already:", _command("refresh", name)
+    said = show.definition(found, verb, following, indexes)
+    invocation.present(document.stream_table(found, created=created, indexes=indexes), said)
 
 
 def _query(query: str | None, file: BinaryIO | None) -> str:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from headwater.advice import MissingIndex
 from headwater.bench.delta import DeltaCost
 from headwater.bench.tpch import Means, QueryCost
 from headwater.bench.transfer import Transfers
@@ -146,8 +147,11 @@ def checks(found: Sequence[Check]) -> RenderableType:
     return Group(drawn, lines(verdict))
 
 
-def definition(stream_table: StreamTable, verb: str, following: str) -> Text:
-    """What `create` and `alter` say: the mode and, when it recomputes though nobody asked for that, why."""
+def definition(
+    stream_table: StreamTable, verb: str, following: str, indexes: Sequence[MissingIndex] = ()
+) -> Text:
+    """What `create` and `alter` say: the mode and, when it recomputes though nobody asked for that, why; and
+    what would make it cheaper."""
     said = [
         f"{verb} {stream_table.label}",
         f"mode: {stream_table.mode} (asked for: {stream_table.requested_mode}),"
@@ -156,7 +160,14 @@ def definition(stream_table: StreamTable, verb: str, following: str) -> Text:
     if stream_table.mode == "full" and stream_table.requested_mode != "full":
         said.append("it recomputes at each refresh, because it cannot be maintained incrementally:")
         said += [f"  {reason}" for reason in stream_table.mode_reasons]
+    if indexes:
+        said.append("refreshes read whole tables that an index would let them look into:")
+        said += _indexes(indexes)
     return lines(*said, f"next: {following}")
+
+
+def _indexes(found: Sequence[MissingIndex]) -> list[str]:
+    return [f"  {item.statement}  -- {item.reason}" for item in found]
 
 
 def outcomes(found: Sequence[Outcome]) -> RenderableType:
@@ -335,6 +346,7 @@ def explanation(found: Explanation, console: Console) -> RenderableType:
             ]
         ),
         *_trees(found.operators),
+        *([heading("missing indexes"), lines(*_indexes(found.indexes))] if found.indexes else []),
         heading("query"),
         _sql(found.query, console),
     ]

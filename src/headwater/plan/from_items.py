@@ -382,6 +382,8 @@ class FromItems(Subqueries):
             return self._derived(item, self._built[name], block, view.columns)
         if name not in self._relations.sources:
             raise Unsupported(f"the relation {item.db}.{item.name} cannot be told from the query's text")
+        if item.args.get("only"):
+            raise Unsupported(f"ONLY {item.db}.{item.name} in FROM has no delta rule")
         source = self._relations.sources[name]
         scan = Scan(source, tuple(column.name for column in source.columns))
         return self._input(item, scan, block, scan.columns)

@@ -49,7 +49,7 @@ UPDATE headwater.stream_table SET fingerprint = NULL, rebuild_reason = %(reason)
 
 -- name: outdated
 -- Stream tables among these whose definition is not the one that was planned, and sources of these whose
--- capture lacks a trigger that fires.
+-- capture lacks a trigger that fires, or that have other partitions than when it was installed.
 SELECT 'definition', st.id
 FROM headwater.stream_table st
 WHERE st.id = ANY (%(ids)s::bigint[]) AND to_regclass('headwater_defs.def_' || st.id) IS NOT NULL
@@ -62,8 +62,32 @@ JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'diffe
 JOIN headwater.source s ON s.id = d.source_id AND s.change_table IS NOT NULL AND s.stream_table_id IS NULL
 JOIN pg_class c ON c.oid = s.relation
 WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
-  AND 4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
-           AND starts_with(t.tgname, 'headwater_capture_') AND t.tgenabled IN ('O', 'A'))
+  AND (4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
+            AND starts_with(t.tgname, 'headwater_capture_') AND t.tgenabled IN ('O', 'A'))
+       OR c.relkind = 'p' AND (
+           EXISTS (SELECT FROM pg_partition_tree(c.oid) m WHERE 4 > (
+               SELECT count(*) FROM pg_trigger t
+               WHERE t.tgrelid = m.relid AND t.tgfoid = to_regproc('headwater_changes.capture_' || c.oid)
+                 AND t.tgenabled IN ('O', 'A')))
+           OR obj_description(to_regproc('headwater_changes.capture_' || c.oid), 'pg_proc') IS DISTINCT FROM (
+               SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(c.oid))))
+
+-- name: partitions_moved
+-- Of these tables, one that has other partitions than when it was last captured. In an older snapshot, too, the
+-- partitions are those of the present.
+SELECT format('%%I.%%I', n.nspname, c.relname)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%(relations)s::oid[]) AND c.relkind = 'p'
+  AND obj_description(to_regproc('headwater_changes.capture_' || c.oid), 'pg_proc') IS DISTINCT FROM (
+      SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(c.oid))
+LIMIT 1
+
+-- name: members
+-- A table, and after it all its partitions.
+SELECT c.oid, n.nspname, c.relname, c.relkind::text
+FROM (SELECT %(relation)s::oid UNION SELECT relid FROM pg_partition_tree(%(relation)s::oid)) AS m(oid)
+JOIN pg_class c ON c.oid = m.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+ORDER BY c.oid <> %(relation)s::oid, c.oid
 
 -- name: distrust_consumers
 -- Marks every stream table that reads the changes of a source for a rebuild.
@@ -134,10 +158,11 @@ INSERT INTO headwater.lineage (stream_table_id, source_id, attnum, output_column
 VALUES (%(stream_table_id)s, %(source_id)s, %(attnum)s, %(output_column)s) ON CONFLICT DO NOTHING
 
 -- name: sources_of
--- What stream tables read, with the change table of each captured source.
+-- What stream tables read, with the change table of each captured source, whether LOCK TABLE takes it,
+-- and whether it is partitioned.
 SELECT d.stream_table_id, s.id, s.relation, n.nspname, c.relname,
        format('%%I.%%I', coalesce(n.nspname, s.schema_name), coalesce(c.relname, s.table_name)),
-       s.stream_table_id, s.change_table
+       s.stream_table_id, s.change_table, coalesce(c.relkind IN ('r', 'p', 'v'), false), coalesce(c.relkind = 'p', false)
 FROM headwater.dependency d
 JOIN headwater.source s ON s.id = d.source_id
 LEFT JOIN pg_class c ON c.oid = s.relation

@@ -6,7 +6,8 @@ SELECT pg_get_viewdef(%(view)s::oid)
 SELECT headwater.signature(%(view)s::oid, %(relations)s::oid[])
 
 -- name: relations_read
--- Every relation that a view reads, through plain views too; views that show a stream table are not entered.
+-- Every relation that a view reads, through plain views too; views that show a stream table are not entered. Children
+-- are those that inherit from a table, or foreign tables among the partitions of a partitioned one.
 WITH RECURSIVE reads(reader, relation) AS (
     SELECT r.ev_class, m.found[1]::oid
     FROM pg_rewrite r, regexp_matches(r.ev_action::text, ':relid (\d+)', 'g') m(found)
@@ -20,7 +21,10 @@ WITH RECURSIVE reads(reader, relation) AS (
     WHERE NOT EXISTS (SELECT FROM headwater.stream_table st WHERE st.relation = c.oid)
 )
 SELECT c.oid, n.nspname, c.relname, format('%%I.%%I', n.nspname, c.relname), c.relkind::text, c.relpersistence::text, st.id,
-       c.relhassubclass, EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), c.relispartition, row_security_active(c.oid),
+       CASE c.relkind WHEN 'p' THEN EXISTS (SELECT FROM pg_partition_tree(c.oid) m JOIN pg_class f ON f.oid = m.relid
+                                            WHERE f.relkind = 'f')
+                      ELSE c.relhassubclass END,
+       EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), c.relispartition, row_security_active(c.oid),
        n.nspname IN ('pg_catalog', 'information_schema', 'pg_toast'),
        has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'TRIGGER')
 FROM (SELECT DISTINCT relation FROM reads WHERE relation <> %(view)s::oid) found

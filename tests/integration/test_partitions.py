@@ -1,0 +1,214 @@
+"""Partitioned tables as sources: whatever a statement names, and whatever is attached or detached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import IsolationLevel
+from tests.integration.support import assert_fresh, footprint, refresh, value
+
+from headwater import Headwater, catalog
+from headwater.config import Settings
+from headwater.db.connection import connect
+from headwater.db.work import Scratch
+from headwater.definition import DefinitionReader
+from headwater.engine.dispatch import Dispatch
+from headwater.refresh import Refresher, Request
+
+Connection = psycopg.Connection[Any]
+
+SUMS = "SELECT kind, count(*) AS n, sum(price) AS s FROM sales GROUP BY kind"
+ROWS = "SELECT s.id, s.price, k.label FROM sales s JOIN kinds k ON k.kind = s.kind"
+TABLES = """
+CREATE TABLE sales (id int, gone int, kind text, price int) PARTITION BY RANGE (id);
+ALTER TABLE sales DROP COLUMN gone;
+CREATE TABLE low PARTITION OF sales FOR VALUES FROM (0) TO (100);
+CREATE TABLE middle PARTITION OF sales FOR VALUES FROM (100) TO (200) PARTITION BY LIST (kind);
+CREATE TABLE middle_a PARTITION OF middle FOR VALUES IN ('a');
+CREATE TABLE middle_rest PARTITION OF middle DEFAULT;
+CREATE TABLE high (price int, extra int, kind text, id int);
+ALTER TABLE high DROP COLUMN extra;
+INSERT INTO high VALUES (7, 'a', 201), (8, 'b', 202);
+INSERT INTO sales VALUES (1, 'a', 1), (2, 'b', 2), (101, 'a', 3), (102, 'b', 4);
+CREATE TABLE kinds (kind text PRIMARY KEY, label text);
+INSERT INTO kinds VALUES ('a', 'A'), ('b', 'B');
+"""
+ATTACH = "ALTER TABLE sales ATTACH PARTITION high FOR VALUES FROM (200) TO (300)"
+DETACH = "ALTER TABLE sales DETACH PARTITION high"
+MOVED = "a partition of public.sales was attached or detached"
+
+
+@pytest.fixture(autouse=True)
+def tables(conn: Connection) -> None:
+    conn.execute(TABLES)
+
+
+def triggers_on(conn: Connection, table: str) -> int:
+    found = value(
+        conn,
+        "SELECT count(*) FROM pg_trigger WHERE tgrelid = %s::regclass AND starts_with(tgname, 'headwater')",
+        table,
+    )
+    return int(found)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "INSERT INTO sales VALUES (3, 'a', 5), (103, 'c', 6), (203, 'a', 9)",
+        "UPDATE sales SET price = price + 1",
+        "UPDATE sales SET id = 299 - id WHERE id IN (1, 102, 201)",  # from one partition to another
+        "UPDATE sales SET kind = 'z' WHERE id = 101",
+        "DELETE FROM sales WHERE kind = 'a'",
+        "INSERT INTO low VALUES (3, 'a', 5); UPDATE low SET price = 0 WHERE id = 1;"
+        " DELETE FROM low WHERE id = 2",
+        "INSERT INTO middle VALUES (150, 'a', 1), (151, 'c', 2); UPDATE middle SET kind = 'd' WHERE id = 101",
+        "UPDATE middle_rest SET price = 9",
+        "INSERT INTO high (id, kind, price) VALUES (210, 'b', 3); UPDATE high SET price = 1 WHERE id = 201",
+        "WITH gone AS (DELETE FROM low RETURNING *) INSERT INTO sales SELECT id + 100, kind, price FROM gone",
+        "MERGE INTO sales t USING (VALUES (1, 'x'), (250, 'y')) AS s(id, kind) ON s.id = t.id"
+        " WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.kind, 1)",
+    ],
+)
+def test_whatever_a_statement_names_is_captured(hw: Headwater, conn: Connection, write: str) -> None:
+    conn.execute(ATTACH)
+    for name, query in (("sums", SUMS), ("rows", ROWS)):
+        assert hw.create(name, query).mode == "differential"
+    conn.execute(write)
+    for name in ("sums", "rows"):
+        assert refresh(hw, name).action == "delta"
+
+
+def test_copy_into_a_partitioned_table_is_captured(hw: Headwater, conn: Connection) -> None:
+    hw.create("sums", SUMS)
+    for table in ("sales", "low"):
+        with conn.cursor().copy(f"COPY {table} (id, kind, price) FROM STDIN") as copy:
+            copy.write_row((50, "c", 5))
+    outcome = refresh(hw, "sums")
+    assert (outcome.action, outcome.rows_in) == ("delta", 2)
+
+
+@pytest.mark.parametrize("table", ["sales", "low", "middle", "middle_a"])
+def test_truncate_of_a_partition_is_recomputed(hw: Headwater, conn: Connection, table: str) -> None:
+    hw.create("sums", SUMS)
+    conn.execute(f"TRUNCATE {table}")
+    outcome = refresh(hw, "sums")
+    assert (outcome.action, outcome.reason) == ("recompute", "public.sales was truncated")
+
+
+def test_a_partition_that_is_attached_or_detached_is_noticed(hw: Headwater, conn: Connection) -> None:
+    hw.create("sums", SUMS)
+    for change in (ATTACH, DETACH, "CREATE TABLE new PARTITION OF sales DEFAULT", "DROP TABLE middle_a"):
+        conn.execute(change)
+        outcome = refresh(hw, "sums")
+        assert (outcome.action, outcome.reason) == ("recompute", MOVED)
+        assert refresh(hw, "sums").action == "nothing"
+        conn.execute("INSERT INTO sales VALUES (5, 'a', 5)")
+        assert refresh(hw, "sums").action == "delta"
+
+
+def test_what_is_no_partition_any_more_is_left_alone(hw: Headwater, conn: Connection) -> None:
+    conn.execute(ATTACH)
+    hw.create("sums", SUMS)
+    assert triggers_on(conn, "high") == 4
+    conn.execute(DETACH)
+    refresh(hw, "sums")
+    assert triggers_on(conn, "high") == 0
+    conn.execute("INSERT INTO high (id, kind, price) VALUES (500, 'b', 3)")
+    assert refresh(hw, "sums").action == "nothing"
+
+
+@pytest.mark.parametrize("level", [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ])
+def test_a_partition_that_comes_and_goes_between_two_refreshes(
+    hw: Headwater, dsn: str, conn: Connection, level: IsolationLevel
+) -> None:
+    """What was written through the table while it was there is no part of it any more."""
+    hw.create("sums", SUMS)
+    with psycopg.connect(dsn) as writer:
+        writer.isolation_level = level
+        writer.execute("SELECT 1 FROM kinds")
+        conn.execute(ATTACH)
+        writer.execute("INSERT INTO sales VALUES (220, 'a', 100)")
+        writer.execute("DELETE FROM sales WHERE id = 201")
+        writer.commit()
+    conn.execute(DETACH)
+    refresh(hw, "sums")
+
+
+def test_a_partition_that_goes_and_comes_between_two_refreshes(hw: Headwater, conn: Connection) -> None:
+    conn.execute(ATTACH)
+    hw.create("sums", SUMS)
+    conn.execute(DETACH)
+    conn.execute("UPDATE high SET price = 50; DELETE FROM high WHERE id = 202")
+    conn.execute(ATTACH)
+    refresh(hw, "sums")
+
+
+def test_a_partition_that_is_attached_while_a_refresh_runs(hw: Headwater, dsn: str, conn: Connection) -> None:
+    hw.create("rows", ROWS)
+    conn.execute(
+        "INSERT INTO high (id, kind, price) VALUES (203, 'c', 9); INSERT INTO kinds VALUES ('c', 'C')"
+    )
+    attached: list[object] = []
+
+    class Attaching(Scratch):
+        def fill(self, table: str, select: str) -> int:
+            rows = super().fill(table, select)
+            if not attached:
+                attached.append(conn.execute(ATTACH))
+            return rows
+
+    connection = connect(dsn)
+    try:
+        reader = DefinitionReader(connection)
+        refresher = Refresher(connection, Settings(), reader, Dispatch(dsn), Attaching)
+        outcome = refresher.refresh(catalog.find(connection, "rows"), Request())[-1]
+    finally:
+        connection.close()
+    assert (outcome.action, outcome.reason) == ("recompute", MOVED)
+    assert_fresh(hw, "rows")
+
+
+def test_another_reader_does_not_hide_what_moved(hw: Headwater, conn: Connection) -> None:
+    """Creating or dropping one installs the triggers anew; those that were there must still be rebuilt."""
+    hw.create("ids", "SELECT id FROM sales")
+    conn.execute(ATTACH)
+    hw.create("sums", SUMS)
+    assert refresh(hw, "ids").reason == MOVED
+    conn.execute(DETACH)
+    hw.drop("sums")
+    assert refresh(hw, "ids").reason == MOVED
+
+
+def test_renamed_columns_of_a_partitioned_table(hw: Headwater, conn: Connection) -> None:
+    conn.execute(ATTACH)
+    hw.create("sums", SUMS)
+    conn.execute("ALTER TABLE sales RENAME price TO cost")
+    conn.execute(
+        "INSERT INTO sales VALUES (4, 'a', 5); INSERT INTO high (id, kind, cost) VALUES (204, 'b', 6)"
+    )
+    assert refresh(hw, "sums").action == "delta"
+
+
+def test_dropping_the_last_reader_leaves_no_partition_with_triggers(hw: Headwater, conn: Connection) -> None:
+    before = footprint(conn)
+    hw.create("sums", SUMS)
+    conn.execute(ATTACH)
+    refresh(hw, "sums")
+    conn.execute(DETACH)
+    hw.drop("sums")
+    assert footprint(conn) == before
+
+
+def test_what_of_partitions_is_recomputed(hw: Headwater, conn: Connection) -> None:
+    for query, reason in (
+        ("SELECT id FROM low", "public.low is a partition"),
+        ("SELECT id FROM middle", "public.middle is a partition"),
+        ("SELECT id FROM ONLY sales", "ONLY public.sales in FROM has no delta rule"),
+    ):
+        made = hw.create("st", query)
+        assert made.mode == "full"
+        assert made.mode_reasons[0].startswith(reason)
+        hw.drop("st")
