@@ -8,7 +8,7 @@ changed in a lookup.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from headwater.db.work import Scratch
@@ -37,15 +37,28 @@ INDEXED_ROWS = 200
 """Rows of a lookup from which on looking into it by an index is worth making one."""
 
 
-def with_inner(scratch: Scratch, plan: BagPlan | GroupPlan, staged: Staged) -> Staged:
+DeltaOf = Callable[[Query, Staged], str]
+"""Makes the SQL of the change of what something nonlinear reads, weighted and not consolidated."""
+
+
+def with_inner(
+    scratch: Scratch, plan: BagPlan | GroupPlan, staged: Staged, delta_of: DeltaOf = delta_sql
+) -> Staged:
     """The staged changes of sources, and with them those of what is nonlinear inside the plan's query."""
-    return _Inside(scratch, plan.columns, staged).of(plan.root) if plan.columns else staged
+    return _Inside(scratch, plan.columns, staged, delta_of).of(plan.root) if plan.columns else staged
 
 
 class _Inside:
-    def __init__(self, scratch: Scratch, columns: Mapping[Query, tuple[Column, ...]], staged: Staged) -> None:
+    def __init__(
+        self,
+        scratch: Scratch,
+        columns: Mapping[Query, tuple[Column, ...]],
+        staged: Staged,
+        delta_of: DeltaOf,
+    ) -> None:
         self._scratch = scratch
         self._columns = columns
+        self._delta_of = delta_of
         self._inner: dict[Nonlinear, str] = {}
         self._staged = replace(staged, inner=self._inner)
         self._numbers: dict[Nonlinear, int] = {}
@@ -82,7 +95,7 @@ class _Inside:
         """The consolidated change of what a node reads."""
         if not self._staged.changes(child):
             return None
-        delta = consolidated_sql(delta_sql(child, self._staged), self._columns[child])
+        delta = consolidated_sql(self._delta_of(child, self._staged), self._columns[child])
         return self._fill(node, what, delta)
 
     def _consolidated(self, node: Nonlinear, parts: list[str]) -> str | None:
