@@ -23,7 +23,7 @@ MOST_FAILURES = 3
 FIRST = SEED if os.environ.get("HEADWATER_SEED") or SOAK_SECONDS else 7000
 
 
-@pytest.mark.differential("postgres")
+@pytest.mark.differential
 def test_all_of_sql(
     dsn: str, conn: psycopg.Connection, connect: Callable[[str], headwater.Headwater]
 ) -> None:

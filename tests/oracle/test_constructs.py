@@ -10,6 +10,7 @@ import pytest
 from tests.oracle.chance import SEED
 
 from headwater import Headwater
+from headwater.catalog import EngineName
 
 TABLES = """
 CREATE TABLE a (id int PRIMARY KEY, x int, t text, arr int[], j jsonb);
@@ -17,7 +18,7 @@ CREATE TABLE b (id int PRIMARY KEY, aid int, y int, t text);
 CREATE TABLE c (id int PRIMARY KEY, bid int, z int);
 CREATE TABLE k (v int, w text);
 """
-ROUNDS = 4
+ROUNDS: dict[EngineName, int] = {"postgres": 4, "spark": 2}
 
 CONSTRUCTS = {
     "left join": ("SELECT a.id, a.x, b.y FROM a LEFT JOIN b ON b.aid = a.id"),
@@ -224,22 +225,24 @@ class Writer:
         )
 
 
-@pytest.mark.differential("postgres")
-def test_constructs(dsn: str, conn: psycopg.Connection, connect: Callable[[str], Headwater]) -> None:
+@pytest.mark.differential
+def test_constructs(
+    dsn: str, conn: psycopg.Connection, connect: Callable[[str], Headwater], engine: EngineName
+) -> None:
     print(f"HEADWATER_SEED={SEED}")
     conn.execute(TABLES)
     writer = Writer(conn, random.Random(SEED))
     writer.write(60)
     with connect(dsn) as hw:
-        compare(hw, writer)
+        compare(hw, writer, ROUNDS[engine])
 
 
-def compare(hw: Headwater, writer: Writer) -> None:
+def compare(hw: Headwater, writer: Writer, rounds: int) -> None:
     names = {f"s{number}": title for number, title in enumerate(CONSTRUCTS)}
     for name, title in names.items():
         made = hw.create(name, CONSTRUCTS[title])
         assert made.mode == "differential", f"{title}: {made.mode_reasons}"
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         writer.write(writer.chance.choice((1, 1, 3, 8)))
         for name, title in names.items():
             outcome = hw.refresh(name)[-1]

@@ -31,11 +31,9 @@ from headwater.plan.operators import (
     ColumnType,
     Constant,
     Expansion,
-    Input,
     Keyed,
     Node,
     Nonlinear,
-    Output,
     Query,
     Select,
     UnionAll,
@@ -43,18 +41,12 @@ from headwater.plan.operators import (
 )
 from headwater.plan.render import Column as ResultColumn
 from headwater.plan.scale import fixed_scale
-
-TABLE = "q"
-"""Alias of a query that stands as a table in a block of its own."""
+from headwater.plan.substitute import around
 
 
 def compile_program(plan: MaintenancePlan, types_of: TypesOf) -> Program:
     """The program of a plan. Raises Refused with the expression that Spark cannot compute exactly."""
     match plan:
-        case BagPlan(is_whole=True):
-            raise Refused(
-                f"{_inside(plan.body)} has no key, so PostgreSQL computes all that it reads each time"
-            )
         case BagPlan():
             inner = _inner_programs(plan, types_of)
             rows = None
@@ -92,8 +84,7 @@ def _block(query: Query) -> Select:
     """A block as it is, or around what PostgreSQL computes: all that is no plain join."""
     if isinstance(query, Select) and not _makes_rows(query):
         return query
-    outputs = tuple(Output(name, exp.column(name, TABLE, quoted=True)) for name in query.output_names)
-    return Select((Input(TABLE, query),), (), outputs)
+    return around(query)
 
 
 def _makes_rows(block: Select) -> bool:
@@ -105,15 +96,18 @@ def _inner_programs(plan: IncrementalPlan, types_of: TypesOf) -> dict[Query, Row
     """Of what is read by something nonlinear inside a plan, the joins.
 
     Where nothing is joined, a delta is the delta of a table or of something nonlinear further inside. It is
-    in PostgreSQL already, and is wanted there.
+    in PostgreSQL already, and is wanted there. In a plan that is computed as a whole each time, so is what is
+    looked up: an index finds it.
     """
     found: dict[Query, RowsProgram] = {}
+    is_whole = isinstance(plan, BagPlan) and plan.is_whole
 
     def walk(node: Node) -> None:
-        for child in children(node):
+        read = (node.core,) if is_whole and isinstance(node, Apply) else children(node)
+        for child in read:
             walk(child)
         if isinstance(node, Nonlinear) and node is not root_group:
-            for child in children(node):
+            for child in read:
                 if isinstance(child, Select | UnionAll) and child not in found and _joins(child):
                     name = f"inner{len(found)}_"
                     found[child] = _rows_program(name, child, plan.columns[child], types_of)
@@ -208,7 +202,7 @@ def _bag_part(
     if not raw:
         raw.append(("1L", Column("o0", "bigint")))
     program = _block_program(name, block, translator, [(found.name, sql) for sql, found in raw])
-    return BagPart((program,), tuple(found for _, found in raw), ", ".join(outputs), aliases)
+    return BagPart((program,), tuple(found for _, found in raw), tuple(outputs), aliases)
 
 
 # Groups

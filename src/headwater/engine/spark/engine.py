@@ -47,8 +47,9 @@ from headwater.plan.differentiate import Term, Version, terms
 from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
 from headwater.plan.operators import Query, Scan, scans
 from headwater.plan.reach import can_restrict
-from headwater.plan.render import ANY_TYPE, WEIGHT, Changes, KeyFilter, Staged, delta_sql, input_sql
+from headwater.plan.render import ANY_TYPE, WEIGHT, Changes, KeyFilter, Staged, delta_sql, input_sql, now_sql
 from headwater.plan.render import Column as KeyColumn
+from headwater.plan.substitute import substituted
 
 SMALL_ROWS = 20_000
 """Up to about so many rows, an input comes through the driver."""
@@ -110,6 +111,7 @@ class SparkEngine:
         self._changes: dict[tuple[str, str], tuple[str, int]] = {}
         self._wholes: dict[tuple[str, str], str] = {}
         self._inner_deltas: dict[Query, str] = {}
+        self._inner_tables: dict[Query, str] = {}
         self._postgres = PostgresEngine()
 
     # the contract
@@ -156,15 +158,12 @@ class SparkEngine:
                 columns = program.part.columns(weighted=False)
                 raw = self._mover.collect(scratch, "all0", statement, columns)
                 scratch.fill("result", program.finish_groups(raw))
-            case BagProgram(rows=rows) as bag:
-                assert rows is not None
-                tables = {
-                    number: self._mover.collect(
-                        scratch, f"all{number}", self._all_rows(scratch, part), part.columns
-                    )
-                    for number, part in enumerate(rows.parts)
-                }
-                scratch.fill("delta", bag.plan.difference_sql(storage, rows.finish(tables, weighted=False)))
+            case BagProgram(rows=None) as bag:
+                query = substituted(bag.plan.body, partial(self._whole_table, scratch))
+                scratch.fill("delta", bag.plan.difference_sql(storage, now_sql(query)))
+            case BagProgram() as bag:
+                assert bag.rows is not None
+                scratch.fill("delta", bag.plan.difference_sql(storage, self._all_joined(scratch, bag.rows)))
 
     def load(self, scratch: Scratch, table: str) -> int:
         """Fills new storage, which everybody sees, by tasks; how many rows."""
@@ -227,6 +226,27 @@ class SparkEngine:
                 columns = program.columns(part, weighted=True)
                 tables[number] = self._mover.collect(scratch, f"{program.name}raw{number}", rows, columns)
         return program.finish(tables, weighted=True)
+
+    def _whole_table(self, scratch: Scratch, query: Query) -> str | None:
+        """A table of all rows of a query that is joined on Spark."""
+        if query not in self._program.inner:
+            return None
+        if query not in self._inner_tables:
+            program = self._program.inner[query]
+            table = f"{program.name}rows"
+            scratch.fill(table, self._all_joined(scratch, program))
+            self._inner_tables[query] = scratch.name(table)
+        return self._inner_tables[query]
+
+    def _all_joined(self, scratch: Scratch, program: RowsProgram) -> str:
+        """The SQL of all rows of a query, of which Spark has done the joins."""
+        tables = {
+            number: self._mover.collect(
+                scratch, f"{program.name}all{number}", self._all_rows(scratch, part), part.columns
+            )
+            for number, part in enumerate(program.parts)
+        }
+        return program.finish(tables, weighted=False)
 
     # rows on Spark
 

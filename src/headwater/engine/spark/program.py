@@ -85,15 +85,15 @@ class BagPart(Part):
     """The joined rows as they are; what each output needs comes back, and PostgreSQL evaluates it."""
 
     columns: tuple[Column, ...]
-    outputs: str  # PostgreSQL's select list
+    outputs: tuple[str, ...]  # PostgreSQL's select list; empty if only the number of rows matters
     aliases: str  # the inputs' columns under the inputs' own aliases, for the outputs that read several
 
     def statement(self, rows: str) -> str:
         return rows
 
     def finish(self, table: str, *, weighted: bool) -> str:
-        weight = f", {RAW}.{W} AS {WEIGHT}" if weighted else ""
-        return f"SELECT {self.outputs}{weight} FROM {table} AS {RAW}{self.aliases}"
+        columns = [*self.outputs, f"{RAW}.{W} AS {WEIGHT}"] if weighted else self.outputs
+        return f"SELECT {', '.join(columns)} FROM {table} AS {RAW}{self.aliases}"
 
 
 @dataclass(frozen=True)
