@@ -46,6 +46,7 @@ NESTED = {
     "groups over an outer join": (
         "SELECT a.x, count(b.id) AS n, sum(b.y) AS s FROM a LEFT JOIN b ON b.aid = a.id GROUP BY a.x"
     ),
+    "a count over an outer join": "SELECT count(*) AS n FROM a LEFT JOIN b ON b.aid = a.id AND b.y > 1",
     "an outer join beside an inner one": (
         "SELECT a.id, b.y, c.z FROM a JOIN b ON b.aid = a.id LEFT JOIN c ON c.bid = b.id"
     ),
@@ -86,13 +87,23 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize("reading", ["as literals", "by tasks", "by keys"])
-def test_nested(dsn: str, connect: Callable[[str], Headwater], conn: psycopg.Connection, reading: str) -> None:
+BY_TASKS = ("a join of groups of joins", "UNION ALL of groups and a join", "the first rows of a join")
+"""Enough of them for the way that takes longest."""
+
+
+@pytest.mark.parametrize(("reading", "titles"), [("by keys", tuple(NESTED)), ("by tasks", BY_TASKS)])
+def test_nested(
+    dsn: str,
+    connect: Callable[[str], Headwater],
+    conn: psycopg.Connection,
+    reading: str,
+    titles: tuple[str, ...],
+) -> None:
     conn.execute(TABLES)
     with READINGS[reading].forced(), connect(dsn) as hw:
-        names = {title: f"s{number}" for number, title in enumerate(NESTED)}
+        names = {title: f"s{number}" for number, title in enumerate(titles)}
         for title, name in names.items():
-            hw.create(name, NESTED[title], mode="differential")
+            hw.create(name, NESTED[title], mode="differential", engine="postgres")
         for change in CHANGES:
             conn.execute(change)
             for title, name in names.items():
@@ -101,3 +112,46 @@ def test_nested(dsn: str, connect: Callable[[str], Headwater], conn: psycopg.Con
                     computed = (outcome.action, outcome.engine, outcome.engine_reason)
                     assert computed == ("delta", "spark", "asked for"), title
                 assert_fresh(hw, name)
+
+
+def test_loads_with_inner_results_as_tables(
+    dsn: str, connect: Callable[[str], Headwater], conn: psycopg.Connection
+) -> None:
+    conn.execute(TABLES)
+    with READINGS["by tasks"].forced(), connect(dsn) as hw:
+        hw.create("st", NESTED["a join with groups"])
+        assert hw.history("st", limit=1)[0].engine == "spark"
+        assert_fresh(hw, "st")
+        conn.execute(CHANGES[1])
+        assert hw.refresh("st", full=True)[-1].engine == "spark"
+        assert_fresh(hw, "st")
+
+
+def test_nothing_is_left_for_spark(
+    dsn: str, connect: Callable[[str], Headwater], conn: psycopg.Connection
+) -> None:
+    conn.execute(TABLES)
+    with connect(dsn) as hw:
+        hw.create("st", "SELECT a.id, b.y FROM a LEFT JOIN b ON b.aid = a.id")
+        conn.execute(CHANGES[0])
+        assert hw.refresh("st")[-1].engine_reason == (
+            "Spark cannot do it exactly: an outer join is PostgreSQL's to compute,"
+            " and nothing else is joined or grouped"
+        )
+        assert_fresh(hw, "st")
+
+
+def test_explain_shows_where_the_joins_inside_go(
+    dsn: str, connect: Callable[[str], Headwater], conn: psycopg.Connection
+) -> None:
+    conn.execute(TABLES)
+    with connect(dsn) as hw:
+        hw.create("st", NESTED["groups of groups of a join"])
+        shown = hw.explain("st")
+        steps = [step.name for step in shown.steps]
+        assert (shown.engine, shown.engine_reason) == ("spark", "asked for")
+        inside, delta, around = (
+            steps.index(name)
+            for name in ("compute inner0_raw0 on Spark", "fill n1_delta", "compute raw0 on Spark")
+        )
+        assert inside < delta < around
