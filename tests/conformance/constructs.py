@@ -238,6 +238,13 @@ SHAPES = {
     "LIMIT": "SELECT id FROM l ORDER BY i LIMIT 3",
     "EXISTS": "SELECT id FROM l WHERE EXISTS (SELECT FROM r WHERE r.id = l.id)",
     "GROUP BY in FROM": "SELECT n FROM (SELECT i, count(*) AS n FROM l GROUP BY i) g",
+    "LEFT JOIN beside a join": "SELECT l.id, k.t FROM l JOIN r ON r.id = l.id LEFT JOIN r k ON k.i = l.i",
+    "a window over a join": "SELECT rank() OVER (PARTITION BY i ORDER BY r.id) AS n FROM l JOIN r USING (i)",
+    "LIMIT of a join": "SELECT l.id FROM l JOIN r ON r.id = l.id ORDER BY l.i, l.id LIMIT 3",
+    "groups over EXISTS": "SELECT i, max(n) FROM l WHERE EXISTS (SELECT FROM r WHERE r.i = l.i) GROUP BY i",
+    "a join with groups": "SELECT g.n FROM r JOIN (SELECT i, count(*) AS n FROM l GROUP BY i) g USING (i)",
+    "groups over unnest": "SELECT e.v, count(*) AS n FROM l, unnest(l.a) AS e(v) GROUP BY e.v",
+    "unnest in the select list": "SELECT id, unnest(a) AS v FROM l",
     "now()": "SELECT id, now() AS n FROM l",
 }
 

@@ -20,8 +20,8 @@ from tests.conformance.constructs import SETUP, Construct, all_constructs
 from headwater.db.connection import Connection, connect, one, transaction
 from headwater.db.work import statement
 from headwater.definition import DefinitionReader, expression_types
+from headwater.engine.spark.compile import compile_program, full_refusal
 from headwater.engine.spark.encoding import Refused
-from headwater.engine.spark.program import compile_program, full_refusal
 from headwater.plan.maintain import MaintenancePlan
 
 LIST = Path(__file__).with_name("refusals.toml")

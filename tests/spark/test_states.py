@@ -17,8 +17,8 @@ from headwater.db.connection import Connection, connect, transaction
 from headwater.db.work import Scratch, statement
 from headwater.definition import expression_types
 from headwater.engine.spark import read, write
+from headwater.engine.spark.compile import compile_program
 from headwater.engine.spark.engine import SparkEngine
-from headwater.engine.spark.program import compile_program
 from headwater.engine.spark.read import BulkRead
 from headwater.engine.spark.wire import Column
 from headwater.plan.aggregates import delta_columns

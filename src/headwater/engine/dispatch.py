@@ -21,8 +21,9 @@ from headwater.definition import Definition, expression_types
 from headwater.engine.base import Engine
 from headwater.engine.choice import Observation, choose, crossover, dearer_than_full
 from headwater.engine.postgres import PostgresEngine
+from headwater.engine.spark.compile import compile_program, full_refusal
 from headwater.engine.spark.encoding import Refused
-from headwater.engine.spark.program import Program, compile_program, full_refusal
+from headwater.engine.spark.program import Program
 from headwater.plan.maintain import IncrementalPlan, MaintenancePlan
 
 if TYPE_CHECKING:

@@ -8,13 +8,12 @@ changed in a lookup.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from sqlglot import exp
 
 from headwater.db.work import Scratch
-from headwater.engine.joins import with_joined
 from headwater.plan.dialect import identifier, render
 from headwater.plan.maintain import BagPlan, GroupPlan
 from headwater.plan.operators import CORE, Aggregate, Apply, Keyed, Lookup, Node, Nonlinear, Query, children
@@ -29,7 +28,6 @@ from headwater.plan.render import (
     aggregate_sql,
     apply_sql,
     consolidated_sql,
-    delta_sql,
     is_null,
     keyed_sql,
     lookup_filter,
@@ -41,15 +39,26 @@ INDEXED_ROWS = 200
 """Rows of a lookup from which on looking into it by an index is worth making one."""
 
 
-def with_inner(scratch: Scratch, plan: BagPlan | GroupPlan, staged: Staged) -> Staged:
+DeltaOf = Callable[[Query, Staged], str]
+"""Makes the SQL of the change of what something nonlinear reads, weighted and not consolidated."""
+
+
+def with_inner(scratch: Scratch, plan: BagPlan | GroupPlan, staged: Staged, delta_of: DeltaOf) -> Staged:
     """The staged changes of sources, and with them those of what is nonlinear inside the plan's query."""
-    return _Inside(scratch, plan.columns, staged).of(plan.root) if plan.columns else staged
+    return _Inside(scratch, plan.columns, staged, delta_of).of(plan.root) if plan.columns else staged
 
 
 class _Inside:
-    def __init__(self, scratch: Scratch, columns: Mapping[Query, tuple[Column, ...]], staged: Staged) -> None:
+    def __init__(
+        self,
+        scratch: Scratch,
+        columns: Mapping[Query, tuple[Column, ...]],
+        staged: Staged,
+        delta_of: DeltaOf,
+    ) -> None:
         self._scratch = scratch
         self._columns = columns
+        self._delta_of = delta_of
         self._inner: dict[Nonlinear, str] = {}
         self._rows = dict(staged.rows)
         self._staged = replace(staged, inner=self._inner, rows=self._rows)
@@ -89,8 +98,7 @@ class _Inside:
         """The consolidated change of what a node reads."""
         if not self._staged.changes(child):
             return None
-        staged = with_joined(self._scratch, child, self._staged)
-        delta = consolidated_sql(delta_sql(child, staged), self._columns[child])
+        delta = consolidated_sql(self._delta_of(child, self._staged), self._columns[child])
         return self._fill(node, what, delta)
 
     def _consolidated(self, node: Nonlinear, parts: list[str]) -> str | None:

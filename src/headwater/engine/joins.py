@@ -30,12 +30,17 @@ from headwater.plan.operators import (
     UnionAll,
 )
 from headwater.plan.reach import aliases_of, equalities
-from headwater.plan.render import ANY_TYPE, WEIGHT, Staged, block_sql
+from headwater.plan.render import ANY_TYPE, WEIGHT, Staged, block_sql, delta_sql
 
 MANY_ROWS = 100
 """From so many changed rows on, joining step by step is worth the statements."""
 JOINED = "w"
 """Alias of what was joined already."""
+
+
+def joined_delta_sql(scratch: Scratch, node: Query, staged: Staged) -> str:
+    """The change of a linear query as a weighted relation, not consolidated, with its terms begun."""
+    return delta_sql(node, with_joined(scratch, node, staged))
 
 
 def with_joined(scratch: Scratch, node: Query, staged: Staged) -> Staged:

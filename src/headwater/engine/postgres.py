@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headwater.db.work import Scratch
 from headwater.engine.inner import with_inner
-from headwater.engine.joins import with_joined
-from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
+from headwater.engine.joins import joined_delta_sql, with_joined
+from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
+from headwater.plan.operators import Query
 from headwater.plan.render import Staged
 
 
@@ -16,15 +19,14 @@ class PostgresEngine:
     reads_unstaged = False
 
     def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
-        staged = with_joined(scratch, plan.body, with_inner(scratch, plan, staged))
-        scratch.fill("delta", plan.delta_sql(staged))
+        scratch.fill("delta", plan.delta_sql(_worked_out(scratch, plan, plan.body, staged)))
 
     def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
-        staged = with_joined(scratch, plan.aggregate.input, with_inner(scratch, plan, staged))
+        staged = _worked_out(scratch, plan, plan.aggregate.input, staged)
         scratch.fill("delta", plan.state_delta_sql(staged))
 
     def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
-        staged = with_joined(scratch, plan.aggregate.input, with_inner(scratch, plan, staged))
+        staged = _worked_out(scratch, plan, plan.aggregate.input, staged)
         scratch.fill("keys", plan.affected_sql(staged))
 
     def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> None:
@@ -35,3 +37,9 @@ class PostgresEngine:
             scratch.fill("result", plan.full_sql())
         else:
             scratch.fill("delta", plan.difference_sql(storage))
+
+
+def _worked_out(scratch: Scratch, plan: IncrementalPlan, rows: Query, staged: Staged) -> Staged:
+    """All that a plan's own delta reads: what changed inside it, and its joins where they are begun."""
+    inner = with_inner(scratch, plan, staged, partial(joined_delta_sql, scratch))
+    return with_joined(scratch, rows, inner)

@@ -6,7 +6,8 @@ each further input is reduced in PostgreSQL to the rows that can match what was 
 that is much less than the whole. Only the rest is read by tasks, in parallel.
 
 Groups without an algebra, and groups whose minimum or maximum went away, are recomputed by PostgreSQL: their
-keys are known then, and only their rows are read.
+keys are known then, and only their rows are read. So it is with what is nonlinear inside a query: Spark joins
+what it reads, and PostgreSQL works out its change, restricted to the keys that occur in that.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
+from sqlglot import exp
 
 from headwater.clock import Phases
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.work import Scratch
 from headwater.engine.base import OF_EXPRESSIONS, Inexact
+from headwater.engine.inner import with_inner
 from headwater.engine.postgres import PostgresEngine
 from headwater.engine.spark.pipeline import Mover
 from headwater.engine.spark.program import (
@@ -32,16 +36,20 @@ from headwater.engine.spark.program import (
     GroupProgram,
     Part,
     Program,
+    RowsProgram,
     W,
 )
 from headwater.engine.spark.read import BulkRead
 from headwater.engine.spark.translate import Leaf
 from headwater.engine.spark.wire import Column
-from headwater.plan.dialect import identifier
+from headwater.plan.dialect import identifier, render
 from headwater.plan.differentiate import Term, Version, terms
 from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
-from headwater.plan.operators import Scan, scans
-from headwater.plan.render import WEIGHT, Changes, Staged, input_sql
+from headwater.plan.operators import Query, Scan, scans
+from headwater.plan.reach import can_restrict
+from headwater.plan.render import ANY_TYPE, WEIGHT, Changes, KeyFilter, Staged, delta_sql, input_sql, now_sql
+from headwater.plan.render import Column as KeyColumn
+from headwater.plan.substitute import substituted
 
 SMALL_ROWS = 20_000
 """Up to about so many rows, an input comes through the driver."""
@@ -102,23 +110,27 @@ class SparkEngine:
         self._sizes: dict[int, Size] = {}
         self._changes: dict[tuple[str, str], tuple[str, int]] = {}
         self._wholes: dict[tuple[str, str], str] = {}
+        self._inner_deltas: dict[Query, str] = {}
+        self._inner_tables: dict[Query, str] = {}
         self._postgres = PostgresEngine()
 
     # the contract
 
     @_or_given_up()
     def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
-        program = self._bag()
-        tables: dict[int, str] = {}
-        for number, part in enumerate(program.parts):
-            rows = self._delta_rows(scratch, part, staged)
-            if rows:
-                columns = program.columns(part, weighted=True)
-                tables[number] = self._mover.collect(scratch, f"raw{number}", rows, columns)
-        scratch.fill("delta", program.finish_delta(tables))
+        staged = self._with_inner(scratch, plan, staged)
+        rows = self._bag().rows
+        if rows is None or not staged.changes(plan.body):
+            scratch.fill("delta", plan.delta_sql(staged))
+        else:
+            scratch.fill("delta", plan.weighted_sql(self._joined_delta(scratch, rows, staged)))
 
     @_or_given_up()
     def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
+        staged = self._with_inner(scratch, plan, staged)
+        if not staged.changes(plan.aggregate.input):
+            scratch.fill("delta", plan.state_delta_sql(staged))
+            return
         part = self._group().part
         statement = part.statement(self._delta_rows(scratch, part, staged), weighted=True)
         raw = self._mover.collect(scratch, "raw0", statement, part.columns(weighted=True))
@@ -126,6 +138,10 @@ class SparkEngine:
 
     @_or_given_up()
     def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
+        staged = self._with_inner(scratch, plan, staged)
+        if not staged.changes(plan.aggregate.input):
+            scratch.fill("keys", plan.affected_sql(staged))
+            return
         part = self._group().part
         statement = part.keys_statement(self._delta_rows(scratch, part, staged))
         raw = self._mover.collect(scratch, "raw0", statement, part.key_columns)
@@ -142,14 +158,12 @@ class SparkEngine:
                 columns = program.part.columns(weighted=False)
                 raw = self._mover.collect(scratch, "all0", statement, columns)
                 scratch.fill("result", program.finish_groups(raw))
+            case BagProgram(rows=None) as bag:
+                query = substituted(bag.plan.body, partial(self._whole_table, scratch))
+                scratch.fill("delta", bag.plan.difference_sql(storage, now_sql(query)))
             case BagProgram() as bag:
-                tables = {
-                    number: self._mover.collect(
-                        scratch, f"all{number}", self._all_rows(scratch, part), part.columns
-                    )
-                    for number, part in enumerate(bag.parts)
-                }
-                scratch.fill("delta", bag.plan.difference_sql(storage, bag.finish_rows(tables)))
+                assert bag.rows is not None
+                scratch.fill("delta", bag.plan.difference_sql(storage, self._all_joined(scratch, bag.rows)))
 
     def load(self, scratch: Scratch, table: str) -> int:
         """Fills new storage, which everybody sees, by tasks; how many rows."""
@@ -168,7 +182,8 @@ class SparkEngine:
                 return self._mover.load(
                     "groups", statement, columns, table, program.finish_groups(part_table)
                 )
-            case BagProgram() as bag:
+            case BagProgram(rows=rows) as bag:
+                assert rows is not None
                 return sum(
                     self._mover.load(
                         f"rows{number}",
@@ -177,7 +192,7 @@ class SparkEngine:
                         table,
                         bag.plan.full_sql(part.finish(part_table, weighted=False)),
                     )
-                    for number, part in enumerate(bag.parts)
+                    for number, part in enumerate(rows.parts)
                 )
 
     def _bag(self) -> BagProgram:
@@ -187,6 +202,51 @@ class SparkEngine:
     def _group(self) -> GroupProgram:
         assert isinstance(self._program, GroupProgram)
         return self._program
+
+    # inside
+
+    def _with_inner(self, scratch: Scratch, plan: BagPlan | GroupPlan, staged: Staged) -> Staged:
+        """The changes of what is nonlinear inside, made by PostgreSQL from what Spark joined for them."""
+        with self._phases.measure("read"):
+            return with_inner(scratch, plan, staged, partial(self._inner_delta, scratch))
+
+    def _inner_delta(self, scratch: Scratch, query: Query, staged: Staged) -> str:
+        if query not in self._program.inner:
+            return delta_sql(query, staged)
+        if query not in self._inner_deltas:
+            self._inner_deltas[query] = self._joined_delta(scratch, self._program.inner[query], staged)
+        return self._inner_deltas[query]
+
+    def _joined_delta(self, scratch: Scratch, program: RowsProgram, staged: Staged) -> str:
+        """The SQL of a query's weighted change, of which Spark has done the joins."""
+        tables: dict[int, str] = {}
+        for number, part in enumerate(program.parts):
+            rows = self._delta_rows(scratch, part, staged)
+            if rows:
+                columns = program.columns(part, weighted=True)
+                tables[number] = self._mover.collect(scratch, f"{program.name}raw{number}", rows, columns)
+        return program.finish(tables, weighted=True)
+
+    def _whole_table(self, scratch: Scratch, query: Query) -> str | None:
+        """A table of all rows of a query that is joined on Spark."""
+        if query not in self._program.inner:
+            return None
+        if query not in self._inner_tables:
+            program = self._program.inner[query]
+            table = f"{program.name}rows"
+            scratch.fill(table, self._all_joined(scratch, program))
+            self._inner_tables[query] = scratch.name(table)
+        return self._inner_tables[query]
+
+    def _all_joined(self, scratch: Scratch, program: RowsProgram) -> str:
+        """The SQL of all rows of a query, of which Spark has done the joins."""
+        tables = {
+            number: self._mover.collect(
+                scratch, f"{program.name}all{number}", self._all_rows(scratch, part), part.columns
+            )
+            for number, part in enumerate(program.parts)
+        }
+        return program.finish(tables, weighted=False)
 
     # rows on Spark
 
@@ -272,22 +332,18 @@ class SparkEngine:
         """The rows of an input that can match what was reached, if those are few; None to read it whole."""
         best = None
         for alias, found in reached.items():
-            pairs = [
-                (link.right_sql, link.left_sql) if link.left == alias else (link.left_sql, link.right_sql)
-                for link in block.links
-                if {link.left, link.right} == {alias, leaf.alias}
-            ]
-            if pairs and (best is None or found.rows < best[0].rows):
-                best = (found, pairs)
+            sides = [pair for link in block.links if (pair := link.seen_from(leaf.alias, alias)) is not None]
+            if sides and (best is None or found.rows < best[0].rows):
+                best = (found, sides)
         if best is None:
             return None
-        found, pairs = best
+        found, sides = best
         if found.rows * PUSHDOWN_FACTOR > self._rows(leaf) and self._is_large(leaf):
             return None
-        mine, theirs = (", ".join(f"({side})" for side in sides) for sides in zip(*pairs, strict=True))
-        row = f"({mine})" if len(pairs) > 1 else mine
+        mine, theirs = (", ".join(f"({render(side)})" for side in each) for each in zip(*sides, strict=True))
+        row = f"({mine})" if len(sides) > 1 else mine
         keys = f"SELECT {theirs} FROM {found.source}{_where(found.predicates)}"
-        source, _ = input_sql(leaf.item, Version.NEW, staged)
+        source, _ = input_sql(leaf.item, Version.NEW, staged, _carried_inside(leaf, found, sides))
         alias = identifier(leaf.alias)
         table = f"reach_{block.name}_{pivot}_{leaf.alias}"
         with self._phases.measure("read"):
@@ -372,6 +428,26 @@ def _next_linked(block: BlockProgram, waiting: Sequence[Leaf], reached: Mapping[
         if other in reached
     }
     return next((leaf for leaf in waiting if leaf.alias in linked), waiting[0])
+
+
+def _carried_inside(
+    leaf: Leaf, found: _Reached, sides: Sequence[tuple[exp.Expression, exp.Expression]]
+) -> KeyFilter | None:
+    """The keys that an input must match, for what it computes inside: it would else compute all of it."""
+    pairs = [
+        (mine.name, theirs)
+        for mine, theirs in sides
+        if isinstance(mine, exp.Column) and can_restrict(leaf.item.node, mine.name)
+    ]
+    if not pairs:
+        return None
+    listed = ", ".join(f"{render(theirs)} AS k{number}" for number, (_, theirs) in enumerate(pairs))
+    return KeyFilter(
+        f"(SELECT DISTINCT {listed} FROM {found.source}{_where(found.predicates)})",
+        tuple(KeyColumn(f"k{number}", ANY_TYPE, nullable=False) for number in range(len(pairs))),
+        columns=tuple(name for name, _ in pairs),
+        exists=True,
+    )
 
 
 def _with_change(leaf: Leaf, now: _Reached, changed_rows: int, staged: Staged) -> _Reached:

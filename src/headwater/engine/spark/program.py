@@ -4,38 +4,25 @@ A *part* is one Spark statement. It unites the rows of its blocks and terms, and
 on, groups are aggregated to their states. The result has wire types only; `finish…` is the SQL by which
 PostgreSQL turns it into the tables that `headwater.engine.base` promises. A bag with branches has one part
 for each, for what comes back differs; groups have one part.
+
+What is nonlinear inside a query is a table to the block that reads it. Its change is PostgreSQL's to work out
+(`headwater.engine.inner`) from the change of what it reads; where that is a join, there is a program for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sqlglot import exp
-
 from headwater.engine.spark import encoding
-from headwater.engine.spark.encoding import Refused
-from headwater.engine.spark.translate import Leaf, Link, Translator, TypesOf
+from headwater.engine.spark.translate import Leaf, Link
 from headwater.engine.spark.wire import Column, Kind
-from headwater.plan.aggregates import SCALE_DIGITS, State, StateKind, delta_columns, obstacle
-from headwater.plan.dialect import identifier, render
+from headwater.plan.aggregates import SCALE_DIGITS, State, StateKind, delta_columns
+from headwater.plan.dialect import identifier
 from headwater.plan.differentiate import Term, Version
-from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
-from headwater.plan.operators import (
-    Aggregate,
-    Apply,
-    ColumnType,
-    Constant,
-    Keyed,
-    Node,
-    Query,
-    Scan,
-    Select,
-    UnionAll,
-    children,
-)
+from headwater.plan.maintain import BagPlan, GroupPlan
+from headwater.plan.operators import ColumnType, Query, Select
 from headwater.plan.render import WEIGHT
-from headwater.plan.scale import fixed_scale
 
 W = "w"
 """The weight on Spark."""
@@ -98,15 +85,31 @@ class BagPart(Part):
     """The joined rows as they are; what each output needs comes back, and PostgreSQL evaluates it."""
 
     columns: tuple[Column, ...]
-    outputs: str  # PostgreSQL's select list
+    outputs: tuple[str, ...]  # PostgreSQL's select list; empty if only the number of rows matters
     aliases: str  # the inputs' columns under the inputs' own aliases, for the outputs that read several
 
     def statement(self, rows: str) -> str:
         return rows
 
     def finish(self, table: str, *, weighted: bool) -> str:
-        weight = f", {RAW}.{W} AS {WEIGHT}" if weighted else ""
-        return f"SELECT {self.outputs}{weight} FROM {table} AS {RAW}{self.aliases}"
+        columns = [*self.outputs, f"{RAW}.{W} AS {WEIGHT}"] if weighted else self.outputs
+        return f"SELECT {', '.join(columns)} FROM {table} AS {RAW}{self.aliases}"
+
+
+@dataclass(frozen=True)
+class RowsProgram:
+    """The rows of a query that joins, filters and computes; a part for each branch."""
+
+    name: str  # keeps the tables of the queries of one plan apart
+    parts: tuple[BagPart, ...]
+
+    def columns(self, part: BagPart, *, weighted: bool) -> tuple[Column, ...]:
+        return (*part.columns, Column(W, "bigint")) if weighted else part.columns
+
+    def finish(self, tables: Mapping[int, str], *, weighted: bool) -> str:
+        """The rows of the query, from the raw ones of the parts that have any."""
+        rows = [self.parts[number].finish(table, weighted=weighted) for number, table in tables.items()]
+        return "\nUNION ALL\n".join(rows)
 
 
 @dataclass(frozen=True)
@@ -114,20 +117,8 @@ class BagProgram:
     """A bag on Spark."""
 
     plan: BagPlan
-    parts: tuple[BagPart, ...]
-
-    def columns(self, part: BagPart, *, weighted: bool) -> tuple[Column, ...]:
-        return (*part.columns, Column(W, "bigint")) if weighted else part.columns
-
-    def finish_delta(self, tables: Mapping[int, str]) -> str:
-        """`delta` of a bag, from the raw rows of the parts that have any."""
-        rows = [self.parts[number].finish(table, weighted=True) for number, table in tables.items()]
-        return self.plan.weighted_sql("\nUNION ALL\n".join(rows))
-
-    def finish_rows(self, tables: Mapping[int, str]) -> str:
-        """All rows of the query, from those of every part."""
-        rows = [self.parts[number].finish(table, weighted=False) for number, table in tables.items()]
-        return "\nUNION ALL\n".join(rows)
+    rows: RowsProgram | None  # None if the top of the query is PostgreSQL's
+    inner: Mapping[Query, RowsProgram]  # what is joined for something nonlinear inside
 
 
 @dataclass(frozen=True)
@@ -307,6 +298,7 @@ class GroupProgram:
 
     plan: GroupPlan
     part: GroupPart
+    inner: Mapping[Query, RowsProgram]  # what is joined for something nonlinear inside
 
     @property
     def parts(self) -> tuple[GroupPart, ...]:
@@ -343,250 +335,3 @@ class GroupProgram:
 
 
 Program = BagProgram | GroupProgram
-
-
-def compile_program(plan: MaintenancePlan, types_of: TypesOf) -> Program:
-    """The program of a plan. Raises Refused with the expression that Spark cannot compute exactly."""
-    match plan:
-        case BagPlan():
-            blocks = enumerate(_blocks(plan.body))
-            return BagProgram(
-                plan, tuple(_bag_part(f"b{number}", block, plan, types_of) for number, block in blocks)
-            )
-        case GroupPlan():
-            return GroupProgram(plan, _group_part(plan, types_of))
-        case _:
-            raise Refused("the query as a whole is recomputed, which is PostgreSQL's")
-
-
-def full_refusal(plan: IncrementalPlan) -> str | None:
-    """Why Spark cannot compute all rows of a plan although it computes its deltas, or None."""
-    if isinstance(plan, GroupPlan) and plan.algebra is None:
-        types = {column.name: column.type for column in plan.rows}
-        reasons = [found for call in plan.aggregate.calls if (found := obstacle(call, types))]
-        return "; ".join(reasons)
-    return None
-
-
-def _blocks(body: Query) -> tuple[Select, ...]:
-    """The blocks of a query that only joins, filters and computes."""
-    blocks = []
-    for block in body.branches if isinstance(body, UnionAll) else (body,):
-        if not isinstance(block, Select):
-            raise Refused(f"{_named(block)} has no program for Spark yet")
-        for item in block.inputs:
-            if not isinstance(item.node, Scan | Constant):
-                _check_plain(item.node)
-        blocks.append(block)
-    return tuple(blocks)
-
-
-def _check_plain(node: Node) -> None:
-    match node:
-        case Scan() | Constant():
-            return
-        case Select() | UnionAll():
-            for child in children(node):
-                _check_plain(child)
-        case _:
-            raise Refused(f"{_named(node)} has no program for Spark yet")
-
-
-def _named(node: Node) -> str:
-    match node:
-        case Keyed():
-            return node.what
-        case Aggregate():
-            return "distinct" if node.distinct else "group by"
-        case Apply():
-            return "an outer join" if any(item.condition is not None for item in node.joins) else "a subquery"
-        case _:
-            return "a set-returning function"
-
-
-# Bags
-
-
-def _bag_part(name: str, block: Select, plan: BagPlan, types_of: TypesOf) -> BagPart:
-    translator = Translator(block, types_of)
-    cast = isinstance(plan.body, UnionAll)
-    raw: list[tuple[str, Column]] = []
-    carried: dict[str, dict[str, str]] = {}  # alias to its columns, decoded
-
-    def column(tree: exp.Expression) -> str:
-        """The tree's value, carried through Spark and decoded."""
-        kind = translator.type(tree)
-        owner = translator.owner(tree)
-        assert owner is not None
-        encoded = encoding.value(render(tree), kind)
-        found = Column(f"o{len(raw)}", encoded.kind)
-        raw.append((owner.column(encoded), found))
-        return encoding.decoded(f"{RAW}.{found.name}", kind)
-
-    outputs = []
-    for output, wanted in zip(block.outputs, plan.outputs, strict=True):
-        if translator.owner(output.expression) is not None:
-            sql = column(output.expression)
-        else:
-            for reference in output.expression.find_all(exp.Column):
-                if reference.table in translator.leaves:
-                    columns = carried.setdefault(reference.table, {})
-                    if reference.name not in columns:
-                        columns[reference.name] = column(reference)
-            sql = f"({render(output.expression)})"
-        if cast:
-            sql = f"({sql})::{wanted.type.sql}"
-        outputs.append(f"{sql} AS {wanted.sql}")
-    aliases = "".join(
-        f", LATERAL (SELECT {', '.join(f'{sql} AS {identifier(name)}' for name, sql in columns.items())})"
-        f" AS {identifier(alias)}"
-        for alias, columns in carried.items()
-    )
-    if not raw:
-        raw.append(("1L", Column("o0", "bigint")))
-    program = _block_program(name, block, translator, [(found.name, sql) for sql, found in raw])
-    return BagPart((program,), tuple(found for _, found in raw), ", ".join(outputs), aliases)
-
-
-# Groups
-
-
-class _Rows:
-    """The columns that a group's rows have on Spark, the same for each block."""
-
-    def __init__(self) -> None:
-        self.makers: dict[str, Callable[[Translator, Select], str]] = {}
-
-    def column(self, name: str, maker: Callable[[Translator, Select], str]) -> str:
-        self.makers.setdefault(name, maker)
-        return name
-
-
-def _group_part(plan: GroupPlan, types_of: TypesOf) -> GroupPart:
-    body = plan.aggregate.input
-    blocks = _blocks(body)
-    positions = {name: number for number, name in enumerate(body.output_names)}
-    kinds = {column.name: column.type for column in plan.rows}
-    rows = _Rows()
-
-    def tree(block: Select, name: str) -> exp.Expression:
-        return block.outputs[positions[name]].expression
-
-    def carried(
-        name: str, encode: Callable[[str, ColumnType], encoding.Encoded]
-    ) -> Callable[[Translator, Select], str]:
-        return lambda translator, block: translator.carried(tree(block, name), kinds[name], encode)
-
-    keys = []
-    for number, wanted in enumerate(plan.keys):
-        as_key, as_value = encoding.key("x", wanted.type), encoding.value("x", wanted.type)
-        grouping = rows.column(f"k{number}", carried(wanted.name, encoding.key))
-        shown = None
-        if as_key != as_value:
-            shown = rows.column(f"v{number}", carried(wanted.name, encoding.value))
-        keys.append(GroupKey(f"g{number}", grouping, shown, as_value.kind, wanted.type))
-
-    states = []
-    for state in plan.algebra.states if plan.algebra else ():
-        condition = presence = None
-        if state.filter is not None:
-            name = state.filter
-            condition = rows.column(f"f_{name}", lambda t, b, name=name: t.condition(tree(b, name)))  # type: ignore[misc]
-        argument = state.argument
-        match state.kind:
-            case StateKind.ROWS | StateKind.COUNT:
-                if argument is not None:
-                    presence = rows.column(f"p_{argument}", _presence_maker(tree, argument, kinds[argument]))
-                states.append(GroupState(state, presence=presence, condition=condition))
-            case StateKind.SUM:
-                assert argument is not None
-                fixed = fixed_scale(body, argument)
-                scale = encoding.LARGEST_SCALE if fixed is None else fixed
-                maker = _number_maker(tree, argument, kinds[argument], scale, fixed is not None)
-                added = rows.column(f"n_{argument}", maker)
-                states.append(GroupState(state, number=added, condition=condition, fixed=fixed is not None))
-            case StateKind.SCALES:
-                assert argument is not None
-                shown_scale = rows.column(f"s_{argument}", _scale_maker(tree, argument, kinds[argument]))
-                states.append(GroupState(state, scale=shown_scale, condition=condition))
-            case _:
-                assert argument is not None
-                as_order = encoding.order("x", kinds[argument])
-                as_value = encoding.value("x", kinds[argument])
-                order = rows.column(f"m_{argument}", carried(argument, encoding.order))
-                value = order
-                if as_order != as_value:
-                    value = rows.column(f"x_{argument}", carried(argument, encoding.value))
-                states.append(
-                    GroupState(state, order=order, value=value, condition=condition, value_kind=as_value.kind)
-                )
-
-    programs = []
-    for number, block in enumerate(blocks):
-        translator = Translator(block, types_of)
-        outputs = [(name, maker(translator, block)) for name, maker in rows.makers.items()]
-        programs.append(_block_program(f"b{number}", block, translator, outputs))
-    extremes = bool(plan.algebra and plan.algebra.extremes)
-    return GroupPart(tuple(programs), tuple(keys), tuple(states), extremes)
-
-
-def _presence_maker(
-    tree: Callable[[Select, str], exp.Expression], argument: str, kind: ColumnType
-) -> Callable[[Translator, Select], str]:
-    """Something that is NULL when the argument is."""
-
-    def make(translator: Translator, block: Select) -> str:
-        expression = tree(block, argument)
-        if translator.owner(expression) is None and (kind.integer or kind.numeric):
-            return translator.number(expression).sql
-        return translator.carried(expression, kind, lambda x, _: encoding.presence(x))
-
-    return make
-
-
-def _number_maker(
-    tree: Callable[[Select, str], exp.Expression], argument: str, kind: ColumnType, scale: int, fixed: bool
-) -> Callable[[Translator, Select], str]:
-    if scale > encoding.LARGEST_SCALE:
-        raise Refused(f"a scale of {scale} leaves Spark's decimals too few digits for a sum")
-
-    def make(translator: Translator, block: Select) -> str:
-        expression = tree(block, argument)
-        owner = translator.owner(expression)
-        if owner is None:
-            number = translator.number(expression)
-            if number.integer is not None and kind.integer:
-                return number.sql if kind.base != "bigint" else f"CAST({number.sql} AS DECIMAL(38,0))"
-            if number.scale > scale:
-                raise Refused(f"{render(expression)}: its {number.scale} fractional digits are too many")
-            return f"CAST({number.sql} AS DECIMAL(38,{scale}))"
-        reference = f"({render(expression)})"
-        if kind.integer:
-            found = owner.column(encoding.order(reference, kind))
-            return found if kind.base != "bigint" else f"CAST({found} AS DECIMAL(38,0))"
-        return owner.column(encoding.bounded(f"{reference}::numeric", scale, declared=fixed))
-
-    return make
-
-
-def _scale_maker(
-    tree: Callable[[Select, str], exp.Expression], argument: str, kind: ColumnType
-) -> Callable[[Translator, Select], str]:
-    def make(translator: Translator, block: Select) -> str:
-        expression = tree(block, argument)
-        owner = translator.owner(expression)
-        if owner is None:
-            number = translator.number(expression)
-            return f"CASE WHEN {number.sql} IS NOT NULL THEN CAST({number.shown_scale} AS BIGINT) END"
-        return owner.column(encoding.scale_of(f"({render(expression)})::numeric"))
-
-    return make
-
-
-def _block_program(
-    name: str, block: Select, translator: Translator, outputs: Sequence[tuple[str, str]]
-) -> BlockProgram:
-    leaves = tuple(translator.leaves.values())
-    return BlockProgram(
-        name, block, leaves, tuple(translator.links), tuple(translator.conditions), tuple(outputs)
-    )

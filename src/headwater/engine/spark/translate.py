@@ -21,6 +21,7 @@ from headwater.engine.spark.encoding import Encoded, Refused
 from headwater.engine.spark.wire import Column
 from headwater.plan.dialect import render
 from headwater.plan.operators import ColumnType, Constant, Input, Scan, Select, Unsupported
+from headwater.plan.reach import bare
 from headwater.plan.scale import expression_scale
 
 TypesOf = Callable[[Select, Sequence[exp.Expression]], list[ColumnType]]
@@ -80,12 +81,17 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Link:
-    """An equality between two inputs, as PostgreSQL writes each side: what key pushdown follows."""
+    """An equality between two inputs: what key pushdown follows."""
 
     left: str
-    left_sql: str
+    left_side: exp.Expression
     right: str
-    right_sql: str
+    right_side: exp.Expression
+
+    def seen_from(self, alias: str, other: str) -> tuple[exp.Expression, exp.Expression] | None:
+        """The side of one input and that of another, if it is between them."""
+        sides = {self.left: self.left_side, self.right: self.right_side}
+        return (sides[alias], sides[other]) if sides.keys() == {alias, other} else None
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ class Translator:
         if isinstance(predicate, exp.EQ):
             sides = [self.owner(side) for side in (predicate.this, predicate.expression)]
             if sides[0] is not None and sides[1] is not None:
-                left, right = (render(side) for side in (predicate.this, predicate.expression))
+                left, right = bare(predicate.this), bare(predicate.expression)
                 self.links.append(Link(sides[0].alias, left, sides[1].alias, right))
 
     # inputs
