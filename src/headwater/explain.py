@@ -76,9 +76,8 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         reasons = list(definition.reasons or stream_table.mode_reasons)
         recorder = Recorder()
         layers = kept_layers(connection, stream_table.id, definition) if mode == "differential" else None
-        engine, decision = refresher.explained(
-            stream_table, definition, layers.top if layers else plan, recorder
-        )
+        plans = [*(part.plan for part in layers.kept), layers.top] if layers else [plan]
+        engines, decision = refresher.explained(stream_table, definition, plans, recorder)
         if isinstance(plan, BagPlan | GroupPlan):
             assert layers is not None
             sources = catalog.sources_of(connection, stream_table.id)
@@ -89,8 +88,9 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
             changed = frozenset(source.relation for source in plan.sources)
             staged = stage(recorder, plan, changed, tables, frontier)
             if staged.tables:
-                staged = bring_kept_up_to_date(recorder, layers.kept, staged, stream_table.label, Phases())
-                affected = compute(engine, recorder, layers.top, staged, target, Phases())
+                label = stream_table.label
+                staged = bring_kept_up_to_date(engines, recorder, layers.kept, staged, label, Phases())
+                affected = compute(engines(layers.top), recorder, layers.top, staged, target, Phases())
                 apply(recorder, layers.top, target, affected)
             if isinstance(plan, GroupPlan):
                 types = {column.name: column.type for column in plan.rows}

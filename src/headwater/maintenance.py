@@ -13,8 +13,7 @@ from headwater.capture import buffers
 from headwater.catalog import Frontier
 from headwater.clock import Phases
 from headwater.db.work import Scratch
-from headwater.engine.base import Engine
-from headwater.engine.postgres import PostgresEngine
+from headwater.engine.base import Engine, Engines
 from headwater.plan.dialect import render
 from headwater.plan.keep import Kept
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
@@ -60,7 +59,7 @@ def stage(
 
 
 def bring_kept_up_to_date(
-    scratch: Scratch, kept: tuple[Kept, ...], staged: Staged, label: str, phases: Phases
+    engines: Engines, scratch: Scratch, kept: tuple[Kept, ...], staged: Staged, label: str, phases: Phases
 ) -> Staged:
     """Applies the changes to what is kept, and adds its own changes to them."""
     for number, part in enumerate(kept):
@@ -69,7 +68,7 @@ def bring_kept_up_to_date(
         with phases.measure("keep"):
             own = scratch.part(f"kept{number}")
             target = Target(label, relation_name(part.source), change_table=None, staged=True)
-            affected = compute(PostgresEngine(), own, part.plan, staged, target, Phases())
+            affected = compute(engines(part.plan), own, part.plan, staged, target, Phases())
             applied = apply(own, part.plan, target, affected)
             if applied != Applied():
                 change, rows = own.name("change"), applied.inserted + 2 * applied.updated + applied.deleted

@@ -15,10 +15,10 @@ the row changed after its snapshot; `retried` runs it again, and it finds little
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import psycopg
 from psycopg import sql
@@ -43,9 +43,9 @@ from headwater.db.connection import (
 from headwater.db.queries import query
 from headwater.db.work import Recorder, Scratch, drop_unused, prefix_of
 from headwater.definition import Definition, DefinitionReader, definition_oid
-from headwater.engine.base import Engine, Inexact
+from headwater.engine.base import Engines, Inexact
 from headwater.engine.dispatch import Action, Decision, Dispatch
-from headwater.engine.postgres import PostgresEngine
+from headwater.engine.postgres import PostgresEngine, in_postgres
 from headwater.errors import (
     DriftDetected,
     EngineFailed,
@@ -64,6 +64,7 @@ from headwater.plan.operators import scanned_directly
 from headwater.registration import bring_up_to_date
 
 if TYPE_CHECKING:
+    from headwater.engine.spark.engine import SparkEngine
     from headwater.engine.spark.pipeline import Traffic
 
 Result = TypeVar("Result")
@@ -394,15 +395,16 @@ class Refresher:
         tables = {source.relation: str(source.change_table) for source in sources}
         with work.phases.measure("choose"):
             layers = kept_layers(self._connection, work.stream_table.id, work.definition)
-            decision = self._decide(work, layers.top, "delta", choice.rows_in)
+            plans = [*(part.plan for part in layers.kept), layers.top]
+            decision = self._decide(work, plans, "delta", choice.rows_in)
         self._written.update(part.source.relation for part in layers.kept)
 
-        def run(engine: Engine) -> str | None:
+        def run(engines: Engines) -> str | None:
+            engine, label = engines(layers.top), work.stream_table.label
             with work.phases.measure("stage"):
                 left = self._left_to_tasks(layers, choice) if engine.reads_unstaged else {}
                 staged = stage(work.scratch, plan, choice.changed, tables, frontier, left)
-            label = work.stream_table.label
-            staged = bring_kept_up_to_date(work.scratch, layers.kept, staged, label, work.phases)
+            staged = bring_kept_up_to_date(engines, work.scratch, layers.kept, staged, label, work.phases)
             if not concerns(staged, layers.top):
                 # What changed cancels out, or the query does not read it, or what is kept stayed the same.
                 return NOTHING_CHANGED
@@ -435,13 +437,13 @@ class Refresher:
             return self._replace_storage(work, mode)
         plan = self.keep_anew(stream_table, definition, mode, work.phases)
         with work.phases.measure("choose"):
-            decision = self._decide(work, plan, "recompute")
+            decision = self._decide(work, [plan], "recompute")
         if isinstance(plan, GroupPlan):
             scratch.shape("result", plan.stored_sql(work.target.storage))
 
-        def recompute(engine: Engine) -> None:
+        def recompute(engines: Engines) -> None:
             with work.phases.measure("compute"):
-                engine.recompute_all(scratch, plan, work.target.storage)
+                engines(plan).recompute_all(scratch, plan, work.target.storage)
 
         _, decision, traffic = self._computed(work, decision, "recompute", recompute)
         with work.phases.measure("apply"):
@@ -459,7 +461,7 @@ class Refresher:
         if work.target.change_table:
             decision = Decision("postgres", "those that read it need the difference")
         else:
-            decision = self._decide(work, plan, "recompute")
+            decision = self._decide(work, [plan], "recompute")
         successor = storage.successor_sql(stream_table.id)
         rows, decision, traffic = self.load(work.stream_table, plan, successor, work.phases, decision)
         view = sql.Identifier(stream_table.schema, stream_table.name).as_string(connection)
@@ -491,7 +493,7 @@ class Refresher:
     ) -> Decision:
         """The engine for the first load of a stream table."""
         return self._dispatch.decide(
-            self._connection, self._settings, stream_table, definition, plan, stream_table.engine, "load"
+            self._connection, self._settings, stream_table, definition, [plan], stream_table.engine, "load"
         )
 
     def load(
@@ -504,7 +506,7 @@ class Refresher:
     ) -> tuple[int, Decision, Traffic | None]:
         """Makes new storage of this SQL name with all rows of the query; their number."""
         connection = self._connection
-        if decision.program is not None:
+        if decision.programs:
             self._left_database = True
             try:
                 with self._dispatch.spark(
@@ -515,10 +517,11 @@ class Refresher:
                     "load",
                     hidden=frozenset(self._written),
                     phases=phases,
-                ) as (engine, pipeline):
+                ) as (engines, pipeline):
                     loaded = pipeline.job.table("load")
                     storage.shape(pipeline.job.connection, loaded, plan)
-                    rows = engine.load(self._scratch(connection, f"hw{stream_table.id}_load"), loaded)
+                    scratch = self._scratch(connection, f"{prefix_of(stream_table.id)}load")
+                    rows = cast("SparkEngine", engines(plan)).load(scratch, loaded)
                     with phases.measure("index"):
                         pipeline.beside("indexing", lambda beside: storage.index(beside, loaded))
                     storage.adopt(connection, loaded, table)
@@ -529,13 +532,15 @@ class Refresher:
         with phases.measure("load"):
             return storage.load(connection, table, plan), decision, None
 
-    def _decide(self, work: _Work, plan: MaintenancePlan, action: Action, rows: int = 0) -> Decision:
+    def _decide(
+        self, work: _Work, plans: Sequence[MaintenancePlan], action: Action, rows: int = 0
+    ) -> Decision:
         decision = self._dispatch.decide(
             self._connection,
             self._settings,
             work.stream_table,
             work.definition,
-            plan,
+            plans,
             work.engine,
             action,
             rows,
@@ -544,16 +549,20 @@ class Refresher:
         return decision
 
     def explained(
-        self, stream_table: StreamTable, definition: Definition, plan: MaintenancePlan, recorder: Recorder
-    ) -> tuple[Engine, Decision]:
-        """The engine of an ordinary delta, writing down what it would do."""
-        return self._dispatch.explained(self._connection, stream_table, definition, plan, recorder)
+        self,
+        stream_table: StreamTable,
+        definition: Definition,
+        plans: Sequence[MaintenancePlan],
+        recorder: Recorder,
+    ) -> tuple[Engines, Decision]:
+        """The engines of an ordinary delta, writing down what they would do."""
+        return self._dispatch.explained(self._connection, stream_table, definition, plans, recorder)
 
     def _computed(
-        self, work: _Work, decision: Decision, action: Action, run: Callable[[Engine], Result]
+        self, work: _Work, decision: Decision, action: Action, run: Callable[[Engines], Result]
     ) -> tuple[Result, Decision, Traffic | None]:
         """Computes with the chosen engine, or with PostgreSQL where that one cannot after all."""
-        if decision.program is not None:
+        if decision.programs:
             self._left_database = True
             try:
                 with self._dispatch.spark(
@@ -564,9 +573,9 @@ class Refresher:
                     action,
                     hidden=frozenset(self._written),
                     phases=work.phases,
-                ) as (engine, pipeline):
+                ) as (engines, pipeline):
                     with self._connection.transaction():  # so that PostgreSQL can go on where Spark stopped
-                        return run(engine), decision, pipeline.traffic
+                        return run(engines), decision, pipeline.traffic
             except (Inexact, EngineFailed, EngineUnavailable) as error:
                 decision = _fallback(decision, error)
             except (
@@ -574,7 +583,7 @@ class Refresher:
             ) as error:  # met while reading for Spark; the query itself need not meet it
                 decision = _fallback(decision, Inexact(str(error.diag.message_primary)))
             self._decisions[work.stream_table.id] = decision
-        return run(PostgresEngine()), decision, None
+        return run(in_postgres), decision, None
 
     def _mark_for_rebuild(self, stream_table_id: int, reason: str | None) -> None:
         self._connection.execute(

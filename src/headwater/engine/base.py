@@ -10,6 +10,7 @@ The tables that an engine fills are the contract with `apply`, whichever engine 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from headwater.db.work import Scratch
@@ -53,3 +54,7 @@ class Engine(Protocol):
 
     def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> None:
         """Fills `result` of groups with all there are, or `delta` of a bag with what differs from storage."""
+
+
+Engines = Callable[[MaintenancePlan], Engine]
+"""Which engine computes a plan, of several that a refresh takes."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -18,17 +18,16 @@ from headwater.db.connection import Connection, connect, one
 from headwater.db.queries import query
 from headwater.db.work import Recorder
 from headwater.definition import Definition, expression_types
-from headwater.engine.base import Engine
+from headwater.engine.base import Engine, Engines
 from headwater.engine.choice import Observation, choose, crossover, dearer_than_full
-from headwater.engine.postgres import PostgresEngine
+from headwater.engine.postgres import PostgresEngine, in_postgres
 from headwater.engine.spark.compile import compile_program, full_refusal
 from headwater.engine.spark.encoding import Refused
 from headwater.engine.spark.program import Program
 from headwater.plan.maintain import IncrementalPlan, MaintenancePlan
 
 if TYPE_CHECKING:
-    from headwater.engine.spark.engine import SparkEngine
-    from headwater.engine.spark.pipeline import Pipeline
+    from headwater.engine.spark.pipeline import Mover, Pipeline
 
 REMEMBERED = 64
 """Programs that are kept; each belongs to a definition as it is."""
@@ -43,7 +42,7 @@ class Decision:
 
     engine: Literal["postgres", "spark"]
     reason: str
-    program: Program | None = None
+    programs: Mapping[MaintenancePlan, Program] = field(default_factory=dict)  # of what Spark computes
     forced: bool = False  # the user asked for this engine and no other
 
     def instead(self, reason: str) -> Decision:
@@ -57,7 +56,7 @@ class Dispatch:
     def __init__(self, dsn: str, progress: Callable[[str], None] | None = None) -> None:
         self._dsn = dsn
         self._progress = progress
-        self._programs: dict[tuple[str, str, tuple[int, ...]], Program | Refused] = {}
+        self._programs: dict[tuple[str, MaintenancePlan], Program | Refused] = {}
 
     def decide(
         self,
@@ -65,24 +64,24 @@ class Dispatch:
         settings: Settings,
         stream_table: StreamTable,
         definition: Definition,
-        plan: MaintenancePlan,
+        plans: Sequence[MaintenancePlan],
         wanted: EngineName,
         action: Action,
         rows: int = 0,
     ) -> Decision:
-        """The engine for a refresh that takes in this many change rows, or computes everything."""
+        """The engine for a refresh that takes in this many change rows, or computes everything.
+
+        Of several plans that a refresh takes, PostgreSQL computes those that Spark cannot.
+        """
         if wanted == "postgres":
             return Decision("postgres", "asked for")
-        try:
-            program = self.program(connection, definition, plan)
-            if action != "delta":
-                _check_full(plan)
-        except Refused as refused:
-            return Decision("postgres", f"Spark cannot do it exactly: {refused}")
+        programs, refusal = self._programs_of(connection, definition, plans, action)
+        if not programs:
+            return Decision("postgres", f"Spark cannot do it exactly: {refusal}")
         if wanted == "spark":
-            return Decision("spark", "asked for", program, forced=True)
+            return Decision("spark", "asked for", programs, forced=True)
         if action != "delta":
-            return self._decide_full(connection, settings, definition, program)
+            return self._decide_full(connection, settings, programs)
         interval = (
             parse_duration(stream_table.schedule) / timedelta(milliseconds=1)
             if stream_table.schedule
@@ -94,17 +93,31 @@ class Dispatch:
             interval_ms=interval,
             spark_runs=spark_runs(),
         )
-        return Decision(verdict.engine, verdict.reason, program if verdict.engine == "spark" else None)
+        return Decision(verdict.engine, verdict.reason, programs if verdict.engine == "spark" else {})
 
     def dearer_than_full(self, connection: Connection, stream_table: StreamTable, rows: int) -> str | None:
         """Why recomputing costs less than a delta of this many change rows, if it does."""
         full = one(connection, query("engine", "full_cost"), {"id": stream_table.id})[0]
         return dearer_than_full(rows, self._observations(connection, stream_table), full)
 
+    def _programs_of(
+        self, connection: Connection, definition: Definition, plans: Sequence[MaintenancePlan], action: Action
+    ) -> tuple[dict[MaintenancePlan, Program], str]:
+        """The programs of the plans that Spark can compute exactly, and why it cannot the last of the others."""
+        programs, refusal = {}, ""
+        for plan in plans:
+            try:
+                program = self.program(connection, definition, plan)
+                if action != "delta":
+                    _check_full(plan)
+                programs[plan] = program
+            except Refused as refused:
+                refusal = str(refused)
+        return programs, refusal
+
     def program(self, connection: Connection, definition: Definition, plan: MaintenancePlan) -> Program:
         """The program of a plan; raises Refused if Spark cannot compute it exactly."""
-        reads = tuple(source.relation for source in plan.sources) if isinstance(plan, IncrementalPlan) else ()
-        key = (definition.signature, type(plan).__name__, reads)
+        key = (definition.signature, plan)
         if key not in self._programs:
             encoding = connection.info.parameter_status("server_encoding")
             try:
@@ -131,43 +144,38 @@ class Dispatch:
         *,
         hidden: frozenset[int],
         phases: Phases,
-    ) -> Iterator[tuple[SparkEngine, Pipeline]]:
-        """The engine on Spark with what moves its rows, inside the transaction of a refresh."""
-        from headwater.engine.spark.engine import SparkEngine
+    ) -> Iterator[tuple[Engines, Pipeline]]:
+        """The engine for each plan with what moves Spark's rows, inside the transaction of a refresh."""
         from headwater.engine.spark.pipeline import Pipeline
 
-        assert decision.program is not None
         pipeline = Pipeline(
             connection, self._dsn, settings, stream_table, action, phases=phases, progress=self._progress
         )
         with pipeline:
-            yield SparkEngine(connection, pipeline, decision.program, phases, hidden), pipeline
+            yield partial(_engine_of, decision, connection, pipeline, phases, hidden), pipeline
 
     def explained(
         self,
         connection: Connection,
         stream_table: StreamTable,
         definition: Definition,
-        plan: MaintenancePlan,
+        plans: Sequence[MaintenancePlan],
         recorder: Recorder,
-    ) -> tuple[Engine, Decision]:
-        """The engine of an ordinary delta, writing down what it would do, and why it is this one."""
-        wanted = stream_table.engine
-        try:
-            program = self.program(connection, definition, plan)
-        except Refused as refused:
-            reason = "asked for" if wanted == "postgres" else f"Spark cannot do it exactly: {refused}"
-            return PostgresEngine(), Decision("postgres", reason)
-        if wanted == "spark":
-            from headwater.engine.spark.engine import SparkEngine
+    ) -> tuple[Engines, Decision]:
+        """The engines of an ordinary delta, writing down what they would do, and why it is these."""
+        if stream_table.engine == "postgres":
+            return in_postgres, Decision("postgres", "asked for")
+        programs, refusal = self._programs_of(connection, definition, plans, "delta")
+        if not programs:
+            return in_postgres, Decision("postgres", f"Spark cannot do it exactly: {refusal}")
+        if stream_table.engine == "spark":
             from headwater.engine.spark.pipeline import Sketch
 
-            engine = SparkEngine(connection, Sketch(recorder.note), program, Phases())
-            return engine, Decision("spark", "asked for", program, forced=True)
-        reason = (
-            "asked for" if wanted == "postgres" else crossover(self._observations(connection, stream_table))
-        )
-        return PostgresEngine(), Decision("postgres", reason)
+            decision = Decision("spark", "asked for", programs, forced=True)
+            return partial(
+                _engine_of, decision, connection, Sketch(recorder.note), Phases(), frozenset()
+            ), decision
+        return in_postgres, Decision("postgres", crossover(self._observations(connection, stream_table)))
 
     def another_connection(self) -> Connection:
         """To the same database, as when that of the refresh broke."""
@@ -178,9 +186,9 @@ class Dispatch:
         jobs.sweep(connection)
 
     def _decide_full(
-        self, connection: Connection, settings: Settings, definition: Definition, program: Program
+        self, connection: Connection, settings: Settings, programs: Mapping[MaintenancePlan, Program]
     ) -> Decision:
-        relations = [source.relation for source in program.plan.sources]
+        relations = [source.relation for program in programs.values() for source in program.plan.sources]
         rows = sum(
             float(one(connection, query("engine", "source_size"), {"relation": relation})[0])
             for relation in relations
@@ -190,12 +198,26 @@ class Dispatch:
                 "postgres",
                 f"about {rows:,.0f} rows to read; Spark from spark_min_rows ({settings.spark_min_rows:,})",
             )
-        return Decision("spark", f"about {rows:,.0f} rows to read", program)
+        return Decision("spark", f"about {rows:,.0f} rows to read", programs)
 
     @staticmethod
     def _observations(connection: Connection, stream_table: StreamTable) -> list[Observation]:
         rows = connection.execute(query("engine", "observations"), {"id": stream_table.id})
         return [Observation(*row) for row in rows]
+
+
+def _engine_of(
+    decision: Decision,
+    connection: Connection,
+    mover: Mover,
+    phases: Phases,
+    hidden: frozenset[int],
+    plan: MaintenancePlan,
+) -> Engine:
+    from headwater.engine.spark.engine import SparkEngine
+
+    program = decision.programs.get(plan)
+    return PostgresEngine() if program is None else SparkEngine(connection, mover, program, phases, hidden)
 
 
 def spark_runs() -> bool:

@@ -43,3 +43,7 @@ def _worked_out(scratch: Scratch, plan: IncrementalPlan, rows: Query, staged: St
     """All that a plan's own delta reads: what changed inside it, and its joins where they are begun."""
     inner = with_inner(scratch, plan, staged, partial(joined_delta_sql, scratch))
     return with_joined(scratch, rows, inner)
+
+
+def in_postgres(plan: MaintenancePlan) -> PostgresEngine:
+    return PostgresEngine()
