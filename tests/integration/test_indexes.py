@@ -131,6 +131,20 @@ def test_odd_names_are_quoted(hw: Headwater, conn: Connection) -> None:
     conn.execute(found)
 
 
+def test_a_partitioned_table_is_named_by_itself(hw: Headwater, conn: Connection) -> None:
+    conn.execute("CREATE TABLE parted (id int, customer_id int) PARTITION BY RANGE (id)")
+    for start in (0, 10_000):
+        conn.execute(
+            f"CREATE TABLE p{start} PARTITION OF parted FOR VALUES FROM ({start}) TO ({start + 10_000})"
+        )
+    conn.execute("INSERT INTO parted SELECT i, i FROM generate_series(0, 19999) i")
+    conn.execute("ANALYZE parted")
+    query = "SELECT p.id FROM parted p JOIN customers c ON c.id = p.customer_id"
+    assert statements(hw, query) == ["CREATE INDEX ON public.parted (customer_id);"]
+    conn.execute("CREATE INDEX ON parted (customer_id)")
+    assert statements(hw, query) == []
+
+
 def test_the_storage_of_a_stream_table_is_a_table_too(hw: Headwater, conn: Connection) -> None:
     made = hw.create("per_customer", "SELECT customer_id, sum(price) AS s FROM orders GROUP BY customer_id")
     hw.create("st", "SELECT c.name, p.s FROM customers c JOIN per_customer p ON p.customer_id = c.id")
