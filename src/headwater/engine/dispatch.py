@@ -103,7 +103,7 @@ class Dispatch:
     def _programs_of(
         self, connection: Connection, definition: Definition, plans: Sequence[MaintenancePlan], action: Action
     ) -> tuple[dict[MaintenancePlan, Program], str]:
-        """The programs of the plans that Spark can compute exactly, and why it cannot the last of the others."""
+        """The programs of the plans that Spark computes exactly, and why it cannot the last of the others."""
         programs, refusal = {}, ""
         for plan in plans:
             try:
