@@ -7,13 +7,14 @@ user's to say; so `explain`, `create` and the history tell what is missing, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headwater.clock import Phases
 from headwater.db.connection import Connection
 from headwater.db.queries import query
+from headwater.plan.keep import Layers
 from headwater.plan.lookups import Access, accesses
-from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
+from headwater.plan.operators import Source
 
 FEW_ROWS = 5_000
 FEW_PAGES = 64
@@ -65,20 +66,15 @@ class _Table:
 
 
 def missing_indexes(
-    connection: Connection,
-    plan: MaintenancePlan | None,
-    changed: frozenset[int] | None = None,
-    rows: float = 0,
+    connection: Connection, layers: Layers, changed: frozenset[int] | None = None, rows: float = 0
 ) -> tuple[MissingIndex, ...]:
-    """The indexes that deltas of a plan lack: of any, or of one in which these sources changed.
+    """The indexes that deltas lack: any, or those in which these sources changed.
 
     Only tables of more than so many rows are looked at.
     """
-    if not isinstance(plan, BagPlan | GroupPlan):
-        return ()
     wanted = [
         access
-        for access in accesses(plan)
+        for access in _accesses(layers)
         if changed is None or any(source.relation in changed for source in access.changed)
     ]
     tables = _tables(connection, {access.source.relation for access in wanted})
@@ -98,17 +94,36 @@ def missing_indexes(
     )
 
 
+def _accesses(layers: Layers) -> list[Access]:
+    """How deltas look into sources. What is kept has the indexes it needs, and changes as its sources do."""
+    origins: dict[int, tuple[Source, ...]] = {}
+
+    def origin(sources: Iterable[Source]) -> tuple[Source, ...]:
+        found = {each: None for source in sources for each in origins.get(source.relation, (source,))}
+        return tuple(found)
+
+    for part in layers.kept:
+        origins[part.source.relation] = origin(part.plan.sources)
+    return [
+        replace(access, changed=origin(access.changed))
+        for plan in (*(part.plan for part in layers.kept), layers.top)
+        for access in accesses(plan)
+        if access.source.kind != "kept"
+    ]
+
+
 def _keys(access: Access) -> list[tuple[int, str]]:
     return [(access.source.relation, column) for column in access.columns]
 
 
-def want_of_index(
-    connection: Connection, plan: MaintenancePlan | None, changed: frozenset[int], rows: int, phases: Phases
-) -> str:
-    """What to add to the reason of a delta that was slow for want of an index; else nothing."""
-    if phases.milliseconds.get("compute", 0) < SLOW_MILLISECONDS:
-        return ""
-    found = missing_indexes(connection, plan, changed, rows * ROWS_PER_CHANGE)
+def is_slow(phases: Phases) -> bool:
+    """Whether computing a delta took long."""
+    return sum(phases.milliseconds.get(name, 0) for name in ("keep", "compute")) >= SLOW_MILLISECONDS
+
+
+def want_of_index(connection: Connection, layers: Layers, changed: frozenset[int], rows: int) -> str:
+    """What to add to the reason of a slow delta that lacked an index; else nothing."""
+    found = missing_indexes(connection, layers, changed, rows * ROWS_PER_CHANGE)
     if not found:
         return ""
     names = [f"{item.table} ({', '.join(item.columns)})" for item in found]

@@ -21,6 +21,7 @@ from headwater.errors import AlreadyExists, ConnectionFailed, NotFound
 from headwater.explain import Explanation, explain
 from headwater.history import HistoryEntry, Outcome
 from headwater.jobs import RunningJob
+from headwater.keeping import kept_layers
 from headwater.lifecycle import Lifecycle, Options
 from headwater.monitor import StreamTableStatus, statuses
 from headwater.refresh import Refresher, Request
@@ -176,8 +177,10 @@ class Headwater:
         found = catalog.find(self._connection, name)
         with transaction(self._connection, rollback=True):
             definition = refresher.read_definition(found)
-            plan = definition.maintenance(definition.mode_for(found.mode))
-            return builtins.list(missing_indexes(self._connection, plan))
+            if definition.mode_for(found.mode) == "full":
+                return []
+            layers = kept_layers(self._connection, found.id, definition)
+            return builtins.list(missing_indexes(self._connection, layers))
 
     def list(self) -> builtins.list[StreamTableStatus]:
         """Every stream table."""

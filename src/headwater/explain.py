@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from headwater import catalog
 from headwater.advice import MissingIndex, missing_indexes
@@ -12,7 +12,7 @@ from headwater.catalog import Frontier, StreamTable
 from headwater.clock import Phases
 from headwater.db.connection import Connection, transaction
 from headwater.db.work import Recorder
-from headwater.keeping import kept_layers
+from headwater.keeping import kept_layers, kept_parts
 from headwater.maintenance import apply, bring_kept_up_to_date, compute, stage
 from headwater.plan.aggregates import obstacle
 from headwater.plan.dialect import render
@@ -24,6 +24,7 @@ from headwater.plan.operators import (
     Expansion,
     Keyed,
     Node,
+    Query,
     Scan,
     Select,
     UnionAll,
@@ -97,7 +98,8 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
                 reasons += [found for call in plan.aggregate.calls if (found := obstacle(call, types))]
         else:
             recorder.fill("delta", plan.difference_sql(target.storage))
-        indexes = missing_indexes(connection, plan)
+        indexes = missing_indexes(connection, layers) if layers else ()
+        kept = kept_parts(connection, stream_table.id, definition)
     return Explanation(
         stream_table=stream_table.label,
         requested_mode=stream_table.requested_mode,
@@ -107,18 +109,18 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         reasons=tuple(reasons),
         indexes=indexes,
         query=definition.text,
-        operators=tuple(_operators(plan)),
+        operators=tuple(_operators(plan, kept)),
         steps=tuple(Step(name, sql) for name, sql in recorder.statements),
     )
 
 
-def _operators(plan: MaintenancePlan) -> Iterator[Operator]:
+def _operators(plan: MaintenancePlan, kept: Mapping[Query, str]) -> Iterator[Operator]:
     match plan:
         case GroupPlan():
             yield _aggregate(plan)
-            yield from _body(plan.aggregate.input, 1)
+            yield from _body(plan.aggregate.input, 1, kept)
         case BagPlan():
-            yield from _body(plan.body, 0)
+            yield from _body(plan.body, 0, kept)
         case _:
             yield Operator(0, "query", "as a whole", "recompute and compare, write the difference")
 
@@ -156,14 +158,22 @@ def _with_arguments(plan: GroupPlan, call: str) -> str:
     return call.replace("i.", "")
 
 
-def _body(node: Node, depth: int) -> Iterator[Operator]:
+def _body(node: Node, depth: int, kept: Mapping[Query, str]) -> Iterator[Operator]:
+    inner = _below(node, depth, kept)
+    if not isinstance(node, Scan | Constant | Expansion) and node in kept:
+        first = next(inner)
+        yield replace(first, rule=f"kept in {kept[node]}: takes its own deltas in, and is read like a table")
+    yield from inner
+
+
+def _below(node: Node, depth: int, kept: Mapping[Query, str]) -> Iterator[Operator]:
     match node:
         case UnionAll():
             yield Operator(
                 depth, "union all", f"{len(node.branches)} branches", "linear: deltas pass through"
             )
             for branch in node.branches:
-                yield from _body(branch, depth + 1)
+                yield from _body(branch, depth + 1, kept)
         case Select():
             conditions = " and ".join(render(predicate).replace('"', "") for predicate in node.predicates)
             if len(node.inputs) > 1:
@@ -178,7 +188,7 @@ def _body(node: Node, depth: int) -> Iterator[Operator]:
                     Operator(inner.depth, inner.name, f"{inner.detail} as {item.alias}", inner.rule)
                     if inner.name == "scan" and inner.depth == depth
                     else inner
-                    for inner in _body(item.node, depth)
+                    for inner in _body(item.node, depth, kept)
                 )
         case Scan():
             columns = ", ".join(node.columns) or "no columns"
@@ -198,7 +208,7 @@ def _body(node: Node, depth: int) -> Iterator[Operator]:
                 else "global: computed as a whole, now and as it was"
             )
             yield Operator(depth, name, _by(node.keys) + (f": {calls}" if calls else ""), rule)
-            yield from _body(node.input, depth + 1)
+            yield from _body(node.input, depth + 1, kept)
         case Keyed():
             rule = (
                 "keyed: what has the affected keys as it is now, less as it was"
@@ -207,7 +217,7 @@ def _body(node: Node, depth: int) -> Iterator[Operator]:
             )
             yield Operator(depth, node.what, _by(node.keys[0]), rule)
             for item in node.inputs:
-                yield from _body(item.node, depth + 1)
+                yield from _body(item.node, depth + 1, kept)
         case Apply():
             unconditional = any(not lookup.conditions and sources_of(lookup.node) for lookup in node.lookups)
             affected = "all rows" if unconditional else "the rows that may find it"
@@ -215,9 +225,9 @@ def _body(node: Node, depth: int) -> Iterator[Operator]:
             outer = any(joined.condition is not None for joined in node.joins)
             name = "outer join" if outer else "look up"
             yield Operator(depth, name, _counted(len(node.lookups), "relation"), rule)
-            yield from _body(node.core, depth + 1)
+            yield from _body(node.core, depth + 1, kept)
             for lookup in node.lookups:
-                yield from _body(lookup.node, depth + 1)
+                yield from _body(lookup.node, depth + 1, kept)
 
 
 def _by(keys: tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ from headwater.db.work import statement
 from headwater.definition import Definition
 from headwater.plan.keep import Keepable, Layers, layers, source_of
 from headwater.plan.maintain import GroupPlan, IncrementalPlan
-from headwater.plan.operators import Source
+from headwater.plan.operators import Query, Source
 from headwater.plan.render import HAS_NULL, KeyFilter
 
 DEAR = 20.0
@@ -25,13 +25,24 @@ DEAR = 20.0
 
 def kept_layers(connection: Connection, stream_table_id: int, definition: Definition) -> Layers:
     """The plan of a stream table over what is kept of it."""
-    found = storage.kept(connection, stream_table_id) if definition.keepables else {}
-    sources = {
-        part.name: _source(part, stream_table_id, found[part.name])
+    found = _found(connection, stream_table_id, definition)
+    return definition.layers({part.name: source for part, source in found})
+
+
+def kept_parts(connection: Connection, stream_table_id: int, definition: Definition) -> dict[Query, str]:
+    """The parts of a stream table's query that are kept, with the tables that hold them."""
+    return {part.node: source.label for part, source in _found(connection, stream_table_id, definition)}
+
+
+def _found(
+    connection: Connection, stream_table_id: int, definition: Definition
+) -> list[tuple[Keepable, Source]]:
+    stored = storage.kept(connection, stream_table_id) if definition.keepables else {}
+    return [
+        (part, _source(part, stream_table_id, stored[part.name]))
         for part in definition.keepables
-        if part.name in found
-    }
-    return definition.layers(sources)
+        if part.name in stored
+    ]
 
 
 def keep_anew(

@@ -24,7 +24,7 @@ import psycopg
 from psycopg import sql
 
 from headwater import catalog, history
-from headwater.advice import want_of_index
+from headwater.advice import is_slow, want_of_index
 from headwater.apply import storage
 from headwater.apply.merge import Applied, Target, emit_difference
 from headwater.capture import buffers, consumers
@@ -283,8 +283,9 @@ class Refresher:
         work = _Work(stream_table, definition, scratch, target, phases, request.engine or stream_table.engine)
         if choice.action == "delta" and self._is_current(stream_table, definition):
             applied, decision, traffic = self._delta(work, sources, choice)
-            if decision.engine == PostgresEngine.name:
-                lacking = want_of_index(connection, definition.plan, choice.changed, choice.rows_in, phases)
+            if decision.engine == PostgresEngine.name and is_slow(phases):
+                layers = kept_layers(connection, stream_table.id, definition)
+                lacking = want_of_index(connection, layers, choice.changed, choice.rows_in)
                 outcome = replace(outcome, reason=choice.reason + lacking)
         else:
             applied, decision, traffic = self._recompute(work)
