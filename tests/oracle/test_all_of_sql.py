@@ -15,6 +15,7 @@ from tests.oracle.rounds import COVERAGE, Bench, Round
 
 import headwater
 from headwater.catalog import EngineName
+from headwater.engine import joins
 
 CASES: dict[EngineName, int] = {"postgres": 48, "spark": 12}
 SOAK_SECONDS = float(os.environ.get("HEADWATER_SOAK_SECONDS") or 0)
@@ -26,19 +27,29 @@ FIRST = SEED if os.environ.get("HEADWATER_SEED") or SOAK_SECONDS else 7000
 
 @pytest.mark.differential
 def test_all_of_sql(
-    dsn: str, conn: psycopg.Connection, connect: Callable[[str], headwater.Headwater], engine: EngineName
+    dsn: str,
+    conn: psycopg.Connection,
+    connect: Callable[..., headwater.Headwater],
+    engine: EngineName,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rounds until there were enough cases; by `make soak`, until the time is over."""
+    """Rounds until there were enough cases; by `make soak`, until the time is over.
+
+    Tables are small here. Every other round does what is worth it only with large ones: it keeps inner
+    results, and joins step by step.
+    """
     conn.prepare_threshold = None  # the same text may mean other columns in the next round
     conn.execute(tables.SCHEMA)
     started = time.monotonic()
     cases = int(os.environ.get("HEADWATER_CASES") or CASES[engine])
     failures: list[str] = []
-    with connect(dsn) as hw:
-        bench = Bench(conn, hw, REDUCE_SECONDS)
-        for number in itertools.count():
-            print(f"HEADWATER_SEED={FIRST + number} HEADWATER_CASES=1")
-            failures += bench.play(Round.draw(FIRST + number, conn))
+    with connect(dsn) as small, connect(dsn, keep_inner="always") as large:
+        for number in itertools.count(FIRST):
+            print(f"HEADWATER_SEED={number} HEADWATER_CASES=1")
+            monkeypatch.setattr(joins, "MANY_ROWS", 1 if number % 2 else joins.MANY_ROWS)
+            bench = Bench(conn, large if number % 2 else small, REDUCE_SECONDS)
+            failures += bench.play(Round.draw(number, conn))
+            monkeypatch.undo()
             enough = COVERAGE.modes.total() >= cases and time.monotonic() - started > SOAK_SECONDS
             if enough or len(failures) >= MOST_FAILURES:
                 break
