@@ -120,6 +120,11 @@ INCREMENTAL: dict[str, dict[str, str]] = {
     "Subqueries in expressions": {
         "EXISTS": "SELECT a.id FROM a WHERE EXISTS (SELECT 1 FROM b WHERE b.aid = a.id AND b.y > 2)",
         "NOT EXISTS": "SELECT a.id, a.x FROM a WHERE NOT EXISTS (SELECT 1 FROM b WHERE b.aid = a.id)",
+        "subquery in the condition of a join": (
+            "SELECT a.id, b.y FROM a JOIN b ON b.aid = a.id"
+            " AND (a.x > 2 OR b.y = ANY (SELECT z FROM c WHERE c.bid = a.id))"
+            " LEFT JOIN k ON k.v = b.y"
+        ),
         "EXISTS in OR": "SELECT a.id FROM a WHERE a.x = 1 OR EXISTS (SELECT 1 FROM b WHERE b.aid = a.id)",
         "EXISTS with a join": (
             "SELECT a.x, count(*) AS n FROM a WHERE EXISTS (SELECT 1 FROM b JOIN c ON c.bid = b.id"

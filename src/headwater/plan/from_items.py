@@ -204,10 +204,10 @@ class FromItems(Subqueries):
             pair = _sides(original, sides)
             if pair is not None:
                 equals.append((other.name(pair[1]), core.name(pair[0])))
-        lookup = Lookup(name, own.select(other.outputs()), tuple(over_both), tuple(equals))
+        lookup = Lookup(name, self._rows(own, [], list(other.outputs())), tuple(over_both), tuple(equals))
         condition = all_of(over_both)
         node = Apply(
-            block.select(core.outputs()),
+            self._rows(block, [], list(core.outputs())),
             (lookup,),
             (Joined(name, table_named(name), condition),),
             (),
@@ -347,7 +347,11 @@ class FromItems(Subqueries):
         lookups = tuple(self._lookup(name, inputs, over_core) for name in used)
         condition = exp.true() if left_join is not None else None
         node = Apply(
-            block.select(core.outputs()), lookups, (Joined(alias, item, condition),), (), tuple(outputs)
+            self._rows(block, [], list(core.outputs())),
+            lookups,
+            (Joined(alias, item, condition),),
+            (),
+            tuple(outputs),
         )
         block.inputs, block.predicates = [Input(made, node)], []
         scope.relations[:] = relations

@@ -102,6 +102,8 @@ class Subqueries(ABC):
 
     def _rows(self, block: Block, asking: list[exp.Expression], outputs: list[Output]) -> Query:
         """The rows of a block; with subqueries in expressions, each row looks its answers up."""
+        asking = [*asking, *(tree for tree in block.predicates if has_query(tree))]
+        block = Block(block.inputs, [tree for tree in block.predicates if not has_query(tree)])
         trees = [*asking, *(output.expression for output in outputs)]
         expands = any(self._returns_set(output.expression) for output in outputs)
         if not any(has_query(tree) for tree in trees):
