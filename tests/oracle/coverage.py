@@ -19,7 +19,8 @@ from the query, random changes were made, and after each refresh it was equal to
 
 The tables are `a (id, x, t, arr, j)`, `b (id, aid, y, t)` and `c (id, bid, z)`, which have a primary key, and
 `k (v, w)`, which has none; `c` is partitioned. Constructs can be nested in each other; the cost is then that
-of the dearest.
+of the dearest, unless Headwater [keeps the inner result](concepts.md#kept-inner-results): then a group inside
+costs the change, and what has no key reads the kept rows.
 """
 UNTOLD = ("scan", "values")
 """Operators that every query has, or that never change."""
