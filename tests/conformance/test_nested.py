@@ -14,6 +14,8 @@ from headwater import Headwater
 
 pytestmark = pytest.mark.differential("spark")
 
+Connect = Callable[..., Headwater]
+
 TABLES = """
 CREATE TABLE a (id int PRIMARY KEY, x int, t text, arr int[]);
 CREATE TABLE b (id int PRIMARY KEY, aid int, y numeric);
@@ -91,16 +93,25 @@ BY_TASKS = ("a join of groups of joins", "UNION ALL of groups and a join", "the 
 """Enough of them for the way that takes longest."""
 
 
-@pytest.mark.parametrize(("reading", "titles"), [("by keys", tuple(NESTED)), ("by tasks", BY_TASKS)])
+@pytest.mark.parametrize(
+    ("reading", "keep_inner", "titles"),
+    [
+        ("by keys", "never", tuple(NESTED)),
+        ("by keys", "always", tuple(NESTED)),
+        ("by tasks", "never", BY_TASKS[1:]),
+        ("by tasks", "always", BY_TASKS[:1]),
+    ],
+)
 def test_nested(
     dsn: str,
-    connect: Callable[[str], Headwater],
+    connect: Connect,
     conn: psycopg.Connection,
     reading: str,
+    keep_inner: str,
     titles: tuple[str, ...],
 ) -> None:
     conn.execute(TABLES)
-    with READINGS[reading].forced(), connect(dsn) as hw:
+    with READINGS[reading].forced(), connect(dsn, keep_inner=keep_inner) as hw:
         names = {title: f"s{number}" for number, title in enumerate(titles)}
         for title, name in names.items():
             hw.create(name, NESTED[title], mode="differential", engine="postgres")
@@ -114,11 +125,9 @@ def test_nested(
                 assert_fresh(hw, name)
 
 
-def test_loads_with_inner_results_as_tables(
-    dsn: str, connect: Callable[[str], Headwater], conn: psycopg.Connection
-) -> None:
+def test_loads_with_inner_results_as_tables(dsn: str, connect: Connect, conn: psycopg.Connection) -> None:
     conn.execute(TABLES)
-    with READINGS["by tasks"].forced(), connect(dsn) as hw:
+    with READINGS["by tasks"].forced(), connect(dsn, keep_inner="never") as hw:
         hw.create("st", NESTED["a join with groups"])
         assert hw.history("st", limit=1)[0].engine == "spark"
         assert_fresh(hw, "st")
@@ -127,11 +136,9 @@ def test_loads_with_inner_results_as_tables(
         assert_fresh(hw, "st")
 
 
-def test_nothing_is_left_for_spark(
-    dsn: str, connect: Callable[[str], Headwater], conn: psycopg.Connection
-) -> None:
+def test_nothing_is_left_for_spark(dsn: str, connect: Connect, conn: psycopg.Connection) -> None:
     conn.execute(TABLES)
-    with connect(dsn) as hw:
+    with connect(dsn, keep_inner="never") as hw:
         hw.create("st", "SELECT a.id, b.y FROM a LEFT JOIN b ON b.aid = a.id")
         conn.execute(CHANGES[0])
         assert hw.refresh("st")[-1].engine_reason == (
@@ -142,10 +149,10 @@ def test_nothing_is_left_for_spark(
 
 
 def test_explain_shows_where_the_joins_inside_go(
-    dsn: str, connect: Callable[[str], Headwater], conn: psycopg.Connection
+    dsn: str, connect: Connect, conn: psycopg.Connection
 ) -> None:
     conn.execute(TABLES)
-    with connect(dsn) as hw:
+    with connect(dsn, keep_inner="never") as hw:
         hw.create("st", NESTED["groups of groups of a join"])
         shown = hw.explain("st")
         steps = [step.name for step in shown.steps]

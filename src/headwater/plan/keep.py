@@ -80,8 +80,8 @@ def parts(root: Query) -> dict[Query, bool]:
     def walk(node: Node, *, whole: bool) -> None:
         for number, child in enumerate(children(node)):
             walk(child, whole=_reads_all(node, number))
-        if node is root or isinstance(node, Scan | Constant | Expansion):
-            return
+        if node is root or isinstance(node, Scan | Constant | Expansion) or not node.output_names:
+            return  # rows without a column make no table
         groups = isinstance(node, Aggregate) and (node.keys or node.calls)
         if groups or (whole and node.output_names and len(list(scans(node))) > 1):
             found[node] = whole or found.get(node, False)

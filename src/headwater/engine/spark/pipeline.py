@@ -329,10 +329,11 @@ class Pipeline:
         return name
 
     def _collect_by_tasks(self, table: str, target: str, query: str, columns: Sequence[Column]) -> None:
-        staging = self.job.table(table)
+        part = f"{table}_{next(self._numbers)}"  # what is kept has tables of the same names
+        staging = self.job.table(part)
         listed = ", ".join(f"{column.name} {column.kind}" for column in columns)
         self.job.connection.execute(statement(f"CREATE UNLOGGED TABLE {staging} ({listed})"))
-        self._write(table, query, columns, staging, None)
+        self._write(part, query, columns, staging, None)
         with self.phases.measure("write"):
             names = ", ".join(column.name for column in columns)
             write.pipe(self.job.connection, f"SELECT {names} FROM {staging}", self._connection, target)
