@@ -83,7 +83,7 @@ def parts(root: Query) -> dict[Query, bool]:
         if node is root or isinstance(node, Scan | Constant | Expansion) or not node.output_names:
             return  # rows without a column make no table
         groups = isinstance(node, Aggregate) and (node.keys or node.calls)
-        if groups or (whole and node.output_names and len(list(scans(node))) > 1):
+        if groups or (whole and len(list(scans(node))) > 1):
             found[node] = whole or found.get(node, False)
 
     walk(root, whole=False)
