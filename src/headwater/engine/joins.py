@@ -66,12 +66,12 @@ def _with_begun(scratch: Scratch, block: Select, term: Term, pivot: Input, stage
 
 
 def _blocks(node: Node) -> Iterator[Select]:
-    """The joins that make up a linear query."""
+    """The joins that make up a linear query, from the inside out."""
     match node:
         case Select():
-            yield node
             for item in node.inputs:
                 yield from _blocks(item.node)
+            yield node
         case UnionAll():
             for branch in node.branches:
                 yield from _blocks(branch)
