@@ -52,9 +52,9 @@ PRIORS: dict[Name, Cost] = {
     "postgres": Cost(Line(12.0, 0.0012), Line(12.0, 0.0012)),
     "spark": Cost(Line(140.0, 0.0027), Line(100.0, 0.0011)),
 }
-ENOUGH = 5
+ENOUGH = 3
 """Observations that make a line of their own, if their sizes differ enough."""
-SPREAD = 10
+SPREAD = 5
 
 
 WORTH_AVOIDING_MS = 250.0
