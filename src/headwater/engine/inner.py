@@ -43,6 +43,10 @@ DeltaOf = Callable[[Query, Staged], str]
 """Makes the SQL of the change of what something nonlinear reads, weighted and not consolidated."""
 
 
+FILTERED_ROWS = 1000
+"""Rows from which on those that fail a condition are left out before the next lookup."""
+
+
 def with_inner(scratch: Scratch, plan: BagPlan | GroupPlan, staged: Staged, delta_of: DeltaOf) -> Staged:
     """The staged changes of sources, and with them those of what is nonlinear inside the plan's query."""
     return _Inside(scratch, plan.columns, staged, delta_of).of(plan.root) if plan.columns else staged
@@ -182,15 +186,20 @@ class _Inside:
             if (table := self._changed(node, lookup.name, lookup.node)) is not None
         }
         touched = self._touched(node, core, changed)
-        if core is None and touched is None:
-            return None
         names = ", ".join(column.sql for column in self._columns[node.core])
-        rows = " UNION ALL ".join(f"SELECT {names} FROM {table}" for table in (core, touched) if table)
         now, before = {}, {}
-        for lookup in node.lookups:
+        for number, lookup in enumerate(node.lookups, 1):
+            rows = " UNION ALL ".join(f"SELECT {names} FROM {table}" for table in (core, touched) if table)
+            if not rows:
+                return None
             now[lookup.name], before[lookup.name] = self._found(
                 node, lookup, f"({rows})", changed.get(lookup.name)
             )
+            if number < len(node.lookups):
+                sides = (now[lookup.name], before[lookup.name])
+                core, touched = self._passing(node, lookup, sides, core, touched)
+        if core is None and touched is None:
+            return None
         parts = [
             self._weighted(node, apply_sql(node, f"SELECT * FROM {table}", now, weighted=True), f"z.{WEIGHT}")
             for table in (core, touched)
@@ -200,6 +209,37 @@ class _Inside:
             old = apply_sql(node, f"SELECT * FROM {touched}", before, weighted=True)
             parts.append(self._weighted(node, old, f"-z.{WEIGHT}"))
         return self._consolidated(node, parts)
+
+    def _passing(
+        self,
+        node: Apply,
+        lookup: Lookup,
+        sides: tuple[str, str],
+        core: str | None,
+        touched: str | None,
+    ) -> tuple[str | None, str | None]:
+        """The rows that may pass the conditions that read one lookup alone, before others are looked into.
+
+        A changed row must pass them as they are now; any other one now or before, or it is shown in neither.
+        """
+        answered = _answered_alone(node, lookup)
+        many = sum(self._rows.get(table, 0) for table in (core, touched) if table) >= FILTERED_ROWS
+        if not answered or not many:
+            return core, touched
+        bound = ", ".join(
+            f"{identifier(name)} AS NOT MATERIALIZED (\n{rows}\n)"
+            for name, rows in zip((lookup.name, _before(lookup)), sides, strict=True)
+        )
+        passes = " AND ".join(f"({render(tree)})" for tree in answered)
+        passed = " AND ".join(f"({render(_asked_before(tree, lookup))})" for tree in answered)
+
+        def filtered(table: str | None, what: str, condition: str) -> str | None:
+            if table is None:
+                return None
+            select = f"WITH {bound} SELECT {CORE}.* FROM {table} AS {CORE} WHERE {condition}"
+            return self._fill(node, f"{what}_{lookup.name}", select)
+
+        return filtered(core, "core", passes), filtered(touched, "touched", f"({passes}) OR ({passed})")
 
     def _touched(self, node: Apply, core: str | None, changed: Mapping[str, str]) -> str | None:
         """The rows of the core as it was that may find what changed in a lookup."""

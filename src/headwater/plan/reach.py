@@ -94,14 +94,34 @@ def own_conditions(root: Node, relation: int) -> exp.Expression | None:
     met: list[exp.Expression] = []
     for block in blocks(root):
         for item in block.inputs:
-            if not isinstance(item.node, Scan) or item.node.source.relation != relation:
-                continue
-            own = [tree for tree in block.predicates if aliases_of(tree) == {item.alias}]
-            own = [tree for tree in own if not _has_query(tree)]
-            if not own:
-                return None
-            met.append(exp.Paren(this=exp.and_(*(unqualified(tree) for tree in own), copy=False)))
-    return exp.Paren(this=exp.or_(*met, copy=False)) if met else None
+            if isinstance(item.node, Scan) and item.node.source.relation == relation:
+                own = _implied(block.predicates, item.alias)
+                if own is None:
+                    return None
+                met.append(own)
+    return _any_of(met) if met else None
+
+
+def _implied(predicates: Iterable[exp.Expression], alias: str) -> exp.Expression | None:
+    """What conditions say of the columns of one input alone.
+
+    (a.x = 1 AND b.y = 2) OR (a.x = 3 AND b.y = 4)  ->  a.x = 1 OR a.x = 3
+    """
+    found: list[exp.Expression] = []
+    for tree in conjuncts(predicates):
+        if _has_query(tree):
+            continue
+        if aliases_of(tree) == {alias}:
+            found.append(unqualified(tree))
+        elif isinstance(tree, exp.Or):
+            sides = [_implied([side], alias) for side in (tree.this, tree.expression)]
+            if all(side is not None for side in sides):
+                found.append(_any_of([side for side in sides if side is not None]))
+    return exp.Paren(this=exp.and_(*found, copy=False)) if found else None
+
+
+def _any_of(trees: list[exp.Expression]) -> exp.Expression:
+    return exp.Paren(this=exp.or_(*trees, copy=False))
 
 
 def blocks(node: Node) -> Iterator[Select]:
