@@ -598,7 +598,7 @@ def test_watch_shows_a_running_job(program: Program, job: Job) -> None:
         for done in (10, 20):
             while f"{done} of 40 tasks" not in (line := watching.stdout.readline()):
                 assert line, "it ended"
-            job.report("read", tasks_done=20)
+                job.report("read", tasks_done=done)  # what comes too soon after another is not shown
         watching.send_signal(signal.SIGINT)
         _, errors = watching.communicate(timeout=60)
     assert watching.returncode == 130
