@@ -38,31 +38,42 @@ JOINED = "w"
 """Alias of what was joined already."""
 
 
-def joined_delta_sql(scratch: Scratch, node: Query, staged: Staged) -> str:
-    """The change of a linear query as a weighted relation, not consolidated, with its terms begun."""
-    return delta_sql(node, with_joined(scratch, node, staged))
+class Joins:
+    """The joins of one delta that are begun; each once, however often it is read."""
 
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+        self._begun: dict[tuple[Select, Term], tuple[Select, Term] | None] = {}
+        self._tables: dict[int, str] = {}
 
-def with_joined(scratch: Scratch, node: Query, staged: Staged) -> Staged:
-    """The staged changes, with the terms of the joins in a linear query begun where that pays."""
-    for block in _blocks(node):
-        for term in terms(block, staged.changes, staged.size):
-            pivot = block.inputs[term.index(Version.DELTA)]
-            known = Version.OLD not in term or (block, term) in staged.begun
-            if not known and staged.size(pivot.node) >= MANY_ROWS:
-                staged = _with_begun(scratch, block, term, pivot, staged)
-    return staged
+    def delta_sql(self, node: Query, staged: Staged) -> str:
+        """The change of a linear query as a weighted relation, not consolidated."""
+        return delta_sql(node, self.begun(node, staged))
 
+    def begun(self, node: Query, staged: Staged) -> Staged:
+        """The staged changes, with the terms of the joins in a linear query begun where that pays."""
+        for block in _blocks(node):
+            for term in terms(block, staged.changes, staged.size):
+                pivot = block.inputs[term.index(Version.DELTA)]
+                known = Version.OLD not in term or (block, term) in self._begun
+                if not known and staged.size(pivot.node) >= MANY_ROWS:
+                    self._begin(block, term, pivot, self._with(staged))
+        return self._with(staged)
 
-def _with_begun(scratch: Scratch, block: Select, term: Term, pivot: Input, staged: Staged) -> Staged:
-    begun = _Begun.at(block, term, pivot)
-    while (step := begun.step()) is not None:
-        taken = _taken(scratch, begun, step, staged)
-        if taken is None:
-            return replace(staged, begun={**staged.begun, (block, term): None})
-        begun = taken
-        staged = replace(staged, tables={**staged.tables, begun.relation: begun.table})
-    return replace(staged, begun={**staged.begun, (block, term): begun.rest()}) if begun.table else staged
+    def _with(self, staged: Staged) -> Staged:
+        return replace(staged, tables={**staged.tables, **self._tables}, begun=self._begun)
+
+    def _begin(self, block: Select, term: Term, pivot: Input, staged: Staged) -> None:
+        begun = _Begun.at(block, term, pivot)
+        while (step := begun.step()) is not None:
+            taken = _taken(self._scratch, begun, step, self._with(staged))
+            if taken is None:
+                self._begun[block, term] = None
+                return
+            begun = taken
+            self._tables[begun.relation] = begun.table
+        if begun.table:
+            self._begun[block, term] = begun.rest()
 
 
 def _blocks(node: Node) -> Iterator[Select]:
@@ -197,7 +208,8 @@ def _taken(scratch: Scratch, begun: _Begun, step: _Step, staged: Staged) -> _Beg
     delta = block_sql(block, tuple(versions.values()), staged, names, weighted=True)
     listed = "".join(f'm."{name}", ' for name in names)
     covered = begun.covered | {*step.between, step.old}
-    digest = zlib.crc32(" ".join([begun.item.alias, begun.table, *sorted(covered), *names]).encode())
+    begins = (begun.block.output_sql, begun.block.predicate_sql, begun.item.alias, begun.table)
+    digest = zlib.crc32(repr((begins, step)).encode())
     table = f"w{digest:08x}"
     if not scratch.fill(table, f"{now}\nUNION ALL\nSELECT {listed}-m.{WEIGHT} FROM (\n{delta}\n) AS m"):
         return None

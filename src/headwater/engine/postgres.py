@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from headwater.db.work import Scratch
 from headwater.engine.inner import with_inner
-from headwater.engine.joins import joined_delta_sql, with_joined
+from headwater.engine.joins import Joins
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.operators import Query
 from headwater.plan.render import Staged
@@ -41,8 +39,8 @@ class PostgresEngine:
 
 def _worked_out(scratch: Scratch, plan: IncrementalPlan, rows: Query, staged: Staged) -> Staged:
     """All that a plan's own delta reads: what changed inside it, and its joins where they are begun."""
-    inner = with_inner(scratch, plan, staged, partial(joined_delta_sql, scratch))
-    return with_joined(scratch, rows, inner)
+    joins = Joins(scratch)
+    return joins.begun(rows, with_inner(scratch, plan, staged, joins.delta_sql))
 
 
 def in_postgres(plan: MaintenancePlan) -> PostgresEngine:

@@ -337,13 +337,13 @@ def delta_sql(node: Query, staged: Staged, names: tuple[str, ...] = ()) -> str:
         case UnionAll():
             return "\nUNION ALL\n".join(delta_sql(branch, staged, names) for branch in node.branches)
         case _:
-            listed = ", ".join(
-                f"z.{identifier(own)} AS {identifier(name)}"
+            listed = "".join(
+                f"z.{identifier(own)} AS {identifier(name)}, "
                 for own, name in zip(node.output_names, names, strict=True)
             )
             if node in staged.inner:
-                return f"SELECT {listed}, z.{WEIGHT} FROM {staged.inner[node]} AS z"
-            return f"SELECT {listed}, 1::bigint AS {WEIGHT} FROM (\n{now_sql(node)}\n) AS z WHERE false"
+                return f"SELECT {listed}z.{WEIGHT} FROM {staged.inner[node]} AS z"
+            return f"SELECT {listed}1::bigint AS {WEIGHT} FROM (\n{now_sql(node)}\n) AS z WHERE false"
 
 
 def old_sql(now: str, delta: str, columns: Sequence[Column]) -> str:
