@@ -16,8 +16,7 @@ PYTEST_ARGS ?=
 ON_SPARK := tests/conformance tests/oracle $(addprefix tests/integration/test_,traps.py errors_in_deltas.py ddl.py dag.py)
 
 # What depends on the server's version.
-ON_EACH_SERVER := tests/integration tests/oracle tests/migration tests/acceptance/test_cli.py \
-	tests/spark/test_dispatch.py tests/spark/test_transport.py
+ON_EACH_SERVER := tests/integration tests/oracle tests/migration tests/spark/test_dispatch.py tests/spark/test_transport.py
 
 SYSTEM_SERVER := $(BIN)/python -c 'from headwater.embedded import find_installations as find; \
 	print(next((i for i in find() if i.origin != "wheel"), ""))'
@@ -41,7 +40,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Show stream tables at work on a private PostgreSQL
 	$(BIN)/headwater demo
 
-test: test-embedded test-spark test-system ## Run the suite on the embedded server, Spark, the system's server
+test: test-embedded ## Run the suite on the embedded server, Spark, the system's server
+	@# Side by side, for each leaves a core idle most of the time; one after the other on the screen.
+	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-spark test-system
 
 test-embedded: $(STAMP) ## Run the suite on the embedded server
 	@echo "== testing on the embedded PostgreSQL"
