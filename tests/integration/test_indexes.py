@@ -102,7 +102,9 @@ def test_a_table_without_statistics_is_judged_by_its_size(hw: Headwater, conn: C
         ),
         (
             "SELECT c.id, (SELECT max(o.price) FROM orders o WHERE o.customer_id = c.id AND o.status = c.id"
-            ") AS m, EXISTS (SELECT 1 FROM orders o WHERE o.customer_id = c.id) AS e FROM customers c WHERE c.id < 9",
+            ") AS m,"
+            " EXISTS (SELECT 1 FROM orders o WHERE o.customer_id = c.id) AS e"
+            " FROM customers c WHERE c.id < 9",
             ["CREATE INDEX ON public.orders (customer_id);"],  # one serves both
         ),
         ("SELECT o.id FROM orders o JOIN customers c ON c.id < o.customer_id WHERE o.id < 3", []),

@@ -615,7 +615,7 @@ def test_a_keeper_goes_with_the_process_that_it_serves(
         monkeypatch.setattr(snapshots, "_jvm", lambda: served.pid)
         address = snapshots.ensure(dsn)
         assert snapshots.ensure(dsn) == address
-        assert sessions(conn) == 1, "one keeper serves all"
+        wait_for(lambda: sessions(conn) == 1, "one keeper serves all")
         assert snapshots.ask(dsn, address, request())
         assert sessions(conn, "idle in transaction") == 2
         secret = str(psycopg.conninfo.conninfo_to_dict(dsn)["password"]).encode()
