@@ -115,3 +115,24 @@ def test_with_few_deltas_only_those_of_its_size_count() -> None:
     assert dearer_than_full(12_000, once, 300.0) is not None
     assert dearer_than_full(1_000_000, once, 300.0) is None
     assert dearer_than_full(200, once, 300.0) is None
+
+
+def test_deltas_of_about_its_size_count_more_than_a_line_through_all() -> None:
+    # A line through the small ones alone would say 10 s.
+    history = [Observation("postgres", 30_000, 400.0, 400.0), *seen("postgres", 50, 0.33)[:4] * 4]
+    assert dearer_than_full(30_000, history, 500.0) is None
+    assert dearer_than_full(30_000, history[1:], 500.0) is not None
+
+
+def test_a_first_large_delta_is_tried_unless_it_is_sure_to_lose() -> None:
+    small = seen("postgres", 10, 0.02)[:4] * 4  # up to 1,000 rows
+    assert dearer_than_full(100_000, small, 1_000.0) is None  # about 2 s: it may do better
+    assert dearer_than_full(100_000, small, 400.0) is not None
+
+
+def test_what_was_given_up_is_tried_again_and_the_later_the_more_it_loses() -> None:
+    slow = [Observation("postgres", 10_000, 600.0, 600.0)]
+    assert dearer_than_full(10_000, slow, 300.0, given_up=15) is not None
+    assert dearer_than_full(10_000, slow, 300.0, given_up=16) is None
+    assert dearer_than_full(10_000, slow, 30.0, given_up=159) is not None
+    assert dearer_than_full(10_000, slow, 30.0, given_up=160) is None

@@ -20,7 +20,7 @@ START_MS = 8_000.0
 
 @dataclass(frozen=True)
 class Observation:
-    """One delta refresh of the past."""
+    """One delta refresh of the past, without what planning took once; the latest come first."""
 
     engine: str
     rows: int
@@ -61,6 +61,12 @@ WORTH_AVOIDING_MS = 250.0
 """A delta that takes less is never given up for recomputing."""
 DEARER = 1.25
 """How many times as long as recomputing a delta must take to be given up."""
+MUCH_DEARER = 4.0
+"""The same where no delta of such a size was seen: a first one is worth a try."""
+TRIED_AGAIN = 8
+"""After so many refreshes, times what it loses, a delta that was given up is tried again."""
+ALIKE = 5
+"""So many of the latest deltas of about a size tell what one takes."""
 
 
 @dataclass(frozen=True)
@@ -106,24 +112,37 @@ def choose(
     )
 
 
-def dearer_than_full(rows: int, observations: Sequence[Observation], full_ms: float | None) -> str | None:
-    """Why recomputing costs less than a delta of this many change rows, if it does as far as is known."""
-    points = [(item.rows, item.elapsed_ms) for item in observations]
-    if full_ms is None or not points:
+def dearer_than_full(
+    rows: int, observations: Sequence[Observation], full_ms: float | None, given_up: int = 0
+) -> str | None:
+    """Why recomputing costs less than a delta of this many change rows, if it does as far as is known.
+
+    `given_up` counts the refreshes since the last delta of such a size that were recomputed. After some of
+    them a delta is tried again, for an index may have come or the data may have changed; the more it is
+    expected to lose, the later, so that trying costs a fixed share of all.
+    """
+    if full_ms is None or not observations:
         return None
-    sizes = [size for size, _ in points]
-    if len(points) >= ENOUGH and max(sizes) >= SPREAD * max(1, min(sizes)):
-        expected = _least_squares(points).at(rows)
-    else:
-        alike = [elapsed for size, elapsed in points if rows <= 2 * size and size <= 2 * rows]
-        if not alike:
-            return None
-        expected = median(alike)
-    if expected < WORTH_AVOIDING_MS or expected < DEARER * full_ms:
+    expected, is_known = _expected(rows, [(item.rows, item.elapsed_ms) for item in observations])
+    dearer = DEARER if is_known else MUCH_DEARER
+    if expected < WORTH_AVOIDING_MS or expected < dearer * full_ms:
+        return None
+    if given_up >= TRIED_AGAIN * expected / max(full_ms, 1.0):
         return None
     return (
         f"a delta of {rows:,} change rows would take about {expected:,.0f} ms, recomputing {full_ms:,.0f} ms"
     )
+
+
+def _expected(rows: int, points: Sequence[tuple[int, float]]) -> tuple[float, bool]:
+    """What a delta takes, and whether deltas of about this size were seen; else a line is continued."""
+    alike = [elapsed for size, elapsed in points if rows <= 2 * size and size <= 2 * rows]
+    if alike:
+        return median(alike[:ALIKE]), True
+    sizes = [size for size, _ in points]
+    if len(points) < ENOUGH or max(sizes) < SPREAD * max(1, min(sizes)):
+        return 0.0, False
+    return _least_squares(points).at(rows), min(sizes) < rows < max(sizes)
 
 
 def fitted(name: Name, observations: Sequence[Observation]) -> Cost:

@@ -97,8 +97,9 @@ class Dispatch:
 
     def dearer_than_full(self, connection: Connection, stream_table: StreamTable, rows: int) -> str | None:
         """Why recomputing costs less than a delta of this many change rows, if it does."""
-        full = one(connection, query("engine", "full_cost"), {"id": stream_table.id})[0]
-        return dearer_than_full(rows, self._observations(connection, stream_table), full)
+        parameters = {"id": stream_table.id, "rows": rows // 2}
+        full, given_up = one(connection, query("engine", "full_cost"), parameters)
+        return dearer_than_full(rows, self._observations(connection, stream_table), full, given_up)
 
     def _programs_of(
         self, connection: Connection, definition: Definition, plans: Sequence[MaintenancePlan], action: Action
