@@ -86,8 +86,9 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
                 source.relation: source.change_table or change_table(source.relation) for source in sources
             }
             frontier = stream_table.frontier or Frontier(snapshot="1:1:", applied_by="0")
-            changed = frozenset(source.relation for source in plan.sources)
-            staged = stage(recorder, plan, changed, tables, frontier)
+            pending = {source.relation: 1 for source in plan.sources}
+            left = frozenset() if layers.kept else engines(layers.top).in_place(layers.top, pending)
+            staged = stage(recorder, plan, pending, tables, frontier, left)
             if staged.tables:
                 label = stream_table.label
                 staged = bring_kept_up_to_date(engines, recorder, layers.kept, staged, label, Phases())

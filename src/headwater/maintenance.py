@@ -24,15 +24,15 @@ from headwater.plan.render import Changes, Staged, relation_name
 
 def stage(
     scratch: Scratch,
-    plan: BagPlan | GroupPlan,
-    changed: frozenset[int],
+    plan: IncrementalPlan,
+    pending: Mapping[int, int],
     change_tables: Mapping[int, str],
     frontier: Frontier,
-    unstaged: Mapping[int, int] | None = None,
+    in_place: frozenset[int] = frozenset(),
 ) -> Staged:
     """Puts the consolidated change of each changed source into a table of its own, less those without any.
 
-    Those in `unstaged`, with their number of change rows, are left where they are.
+    `pending` has the number of change rows by source. Those of `in_place` are left where they are.
     """
     wanted = referenced_columns(plan.root)
     staged: dict[int, str] = {}
@@ -40,14 +40,14 @@ def stage(
     left: dict[int, Changes] = {}
     for number, source in enumerate(plan.sources):
         relation = source.relation
-        if relation not in changed:
+        if not pending.get(relation):
             continue
         where = (source, wanted[relation], change_tables[relation], frontier)
         table = f"source{number}"
-        if unstaged and relation in unstaged:
+        if relation in in_place:
             staged[relation] = f"({buffers.changes_sql(*where)})"
-            left[relation] = Changes(buffers.change_table_sql(change_tables[relation]), unstaged[relation])
-            rows[staged[relation]] = unstaged[relation]
+            left[relation] = Changes(buffers.change_table_sql(change_tables[relation]), pending[relation])
+            rows[staged[relation]] = pending[relation]
             continue
         own = own_conditions(plan.root, relation)
         condition = render(own) if own is not None else None

@@ -58,9 +58,7 @@ from headwater.errors import (
 from headwater.history import Outcome
 from headwater.keeping import keep_anew, kept_layers
 from headwater.maintenance import apply, bring_kept_up_to_date, compute, concerns, stage
-from headwater.plan.keep import Layers
 from headwater.plan.maintain import GroupPlan, MaintenancePlan
-from headwater.plan.operators import scanned_directly
 from headwater.registration import bring_up_to_date
 
 if TYPE_CHECKING:
@@ -92,8 +90,6 @@ class _Choice:
 DATA_EXCEPTION = "22"
 FEW_ROWS = 100
 """So few change rows are always taken in as a delta; what that takes is known again then."""
-UNSTAGED_ROWS = 50_000
-"""From so many change rows on, an engine whose tasks read in parallel takes them from the change table."""
 NOTHING_CHANGED = ""
 """In place of the table of affected keys, when there was nothing to compute."""
 HISTORY_CLEANING_INTERVAL = 256
@@ -403,8 +399,8 @@ class Refresher:
         def run(engines: Engines) -> str | None:
             engine, label = engines(layers.top), work.stream_table.label
             with work.phases.measure("stage"):
-                left = self._left_to_tasks(layers, choice) if engine.reads_unstaged else {}
-                staged = stage(work.scratch, plan, choice.changed, tables, frontier, left)
+                left = frozenset() if layers.kept else engine.in_place(layers.top, choice.pending)
+                staged = stage(work.scratch, plan, choice.pending, tables, frontier, left)
             staged = bring_kept_up_to_date(engines, work.scratch, layers.kept, staged, label, work.phases)
             if not concerns(staged, layers.top):
                 # What changed cancels out, or the query does not read it, or what is kept stayed the same.
@@ -416,19 +412,6 @@ class Refresher:
             return _Done(Applied(), Decision("postgres", "the changes cancel out"), None)
         with work.phases.measure("apply"):
             return _Done(apply(work.scratch, layers.top, work.target, affected), decision, traffic)
-
-    def _left_to_tasks(self, layers: Layers, choice: _Choice) -> dict[int, int]:
-        """The sources with many change rows that are committed, and how many: tasks read them in place."""
-        plan = layers.top
-        return (
-            {}
-            if layers.kept
-            else {
-                relation: choice.pending[relation]
-                for relation in scanned_directly(plan.root)
-                if choice.pending.get(relation, 0) > UNSTAGED_ROWS and relation not in self._written
-            }
-        )
 
     def _recompute(self, work: _Work) -> _Done:
         """Brings the stored rows to the query's present result, touching only those that differ."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from headwater import refresh
 from headwater.engine.spark import engine, pipeline
 
 
@@ -17,13 +16,13 @@ class Reading:
     literal_rows: int = pipeline.LITERAL_ROWS
     small_rows: int = engine.SMALL_ROWS
     pushdown_factor: int = engine.PUSHDOWN_FACTOR
-    unstaged_rows: int = refresh.UNSTAGED_ROWS
+    unstaged_rows: int = engine.UNSTAGED_ROWS
 
     @contextmanager
     def forced(self) -> Iterator[None]:
         """Sets the limits for a while."""
         before = Reading(
-            pipeline.LITERAL_ROWS, engine.SMALL_ROWS, engine.PUSHDOWN_FACTOR, refresh.UNSTAGED_ROWS
+            pipeline.LITERAL_ROWS, engine.SMALL_ROWS, engine.PUSHDOWN_FACTOR, engine.UNSTAGED_ROWS
         )
         self._set()
         try:
@@ -35,7 +34,7 @@ class Reading:
         pipeline.LITERAL_ROWS = self.literal_rows
         engine.SMALL_ROWS = self.small_rows
         engine.PUSHDOWN_FACTOR = self.pushdown_factor
-        refresh.UNSTAGED_ROWS = self.unstaged_rows
+        engine.UNSTAGED_ROWS = self.unstaged_rows
 
 
 READINGS = {

@@ -21,7 +21,6 @@ from tests.integration.support import contents, value
 from tests.spark.gate import GATE, LONG, Gate, assert_clean, assert_right, until
 
 import headwater
-import headwater.refresh
 from headwater import Headwater
 from headwater.engine.spark import engine, pipeline
 from headwater.engine.spark.session import Runtime
@@ -112,7 +111,7 @@ def many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks read what is here, in many parts; also change rows where they are."""
     monkeypatch.setattr(engine, "SMALL_ROWS", 1_000)
     monkeypatch.setattr(pipeline, "PAGES_PER_TASK", 8)
-    monkeypatch.setattr(headwater.refresh, "UNSTAGED_ROWS", 400)
+    monkeypatch.setattr(engine, "UNSTAGED_ROWS", 400)
 
 
 @pytest.fixture

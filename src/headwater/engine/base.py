@@ -10,11 +10,11 @@ The tables that an engine fills are the contract with `apply`, whichever engine 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from headwater.db.work import Scratch
-from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
+from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.render import Staged
 
 OF_EXPRESSIONS = ("21", "22", "23", "2F", "38", "39", "P0")
@@ -36,9 +36,8 @@ class Engine(Protocol):
     def name(self) -> str:
         """As the history records it."""
 
-    @property
-    def reads_unstaged(self) -> bool:
-        """Whether it reads change rows in parallel where they are, and consolidates them itself."""
+    def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
+        """The sources whose change rows it reads where they are, by oid, given how many wait for each."""
 
     def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
         """Fills `delta` of a bag."""

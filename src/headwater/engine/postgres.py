@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headwater.db.work import Scratch
 from headwater.engine.inner import with_inner
 from headwater.engine.joins import Joins
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
-from headwater.plan.operators import Query
+from headwater.plan.operators import Aggregate, Query, Select
 from headwater.plan.render import Staged
 
 
@@ -14,7 +16,13 @@ class PostgresEngine:
     """Every plan runs here, for every plan is the user's own SQL."""
 
     name = "postgres"
-    reads_unstaged = False
+
+    def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
+        """What one statement reads once, and joins with nothing: staging would only copy it."""
+        body = plan.root.input if isinstance(plan.root, Aggregate) else plan.root
+        if plan.columns or not isinstance(body, Select) or len(body.inputs) != 1:
+            return frozenset()
+        return frozenset(source.relation for source in plan.sources)
 
     def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
         scratch.fill("delta", plan.delta_sql(_worked_out(scratch, plan, plan.body, staged)))

@@ -44,8 +44,8 @@ from headwater.engine.spark.translate import Leaf
 from headwater.engine.spark.wire import Column
 from headwater.plan.dialect import identifier, render
 from headwater.plan.differentiate import Term, Version, terms
-from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
-from headwater.plan.operators import Query, Scan, scans
+from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
+from headwater.plan.operators import Query, Scan, scanned_directly, scans
 from headwater.plan.reach import can_restrict
 from headwater.plan.render import ANY_TYPE, WEIGHT, Changes, KeyFilter, Staged, delta_sql, input_sql, now_sql
 from headwater.plan.render import Column as KeyColumn
@@ -53,6 +53,8 @@ from headwater.plan.substitute import substituted
 
 SMALL_ROWS = 20_000
 """Up to about so many rows, an input comes through the driver."""
+UNSTAGED_ROWS = 50_000
+"""From so many change rows on, tasks take them from the change table."""
 PUSHDOWN_FACTOR = 8
 """Keys are pushed down when the table has so many times more rows than there are keys."""
 
@@ -91,7 +93,6 @@ class SparkEngine:
     """Runs one stream table's program; made for one refresh."""
 
     name = "spark"
-    reads_unstaged = True
 
     def __init__(
         self,
@@ -117,6 +118,11 @@ class SparkEngine:
     # the contract
 
     @_or_given_up()
+    def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
+        """Many change rows that are committed, which tasks read in parallel and consolidate themselves."""
+        many = {relation for relation, rows in pending.items() if rows > UNSTAGED_ROWS}
+        return scanned_directly(plan.root) & many - self._hidden
+
     def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
         staged = self._with_inner(scratch, plan, staged)
         rows = self._bag().rows
