@@ -381,25 +381,36 @@ def _functions_called(
 def _survives_round_trip(connection: Connection, text: str, view: int) -> bool:
     """Whether the parser's text means the same to the server as the view that was parsed.
 
-    It must be deparsed to the same text, and must call the same functions and operators: those that the text
-    does not name (NULLIF, USING, IS DISTINCT FROM) could be found in another schema when it is parsed again.
+    It must be deparsed to the same text, or to the one that the view's own text has once it is parsed again:
+    the server itself leaves out what is sorted by twice, and pulls the cast of an array to its elements. And
+    it must call the same functions and operators: those that the text does not name (NULLIF, USING, IS
+    DISTINCT FROM) could be found in another schema when it is parsed again.
     """
+    deparsed, calls = _parsed_again(connection, render(parse(text)))
+    called = volatility.calls(_parse_tree(connection, view))
+    if deparsed == _plain_values(text):
+        return calls == called
+    again, _ = _parsed_again(connection, text.strip().rstrip(";"))
+    return deparsed is not None and deparsed == again and set(calls) == set(called)
+
+
+def _parsed_again(connection: Connection, text: str) -> tuple[str | None, list[tuple[str, int]]]:
+    """How the server deparses a query, and what it calls; no text if the server does not accept it."""
     try:
         with connection.transaction():
-            connection.execute(
-                sql.SQL("CREATE TEMP VIEW hw_round_trip AS {}").format(sql.SQL(render(parse(text)))),
-            )
-            again = int(one(connection, "SELECT 'pg_temp.hw_round_trip'::regclass::oid")[0])
-            deparsed = canonical_text(connection, again)
-            calls = [volatility.calls(_parse_tree(connection, item)) for item in (view, again)]
+            connection.execute(sql.SQL("CREATE TEMP VIEW hw_round_trip AS {}").format(sql.SQL(text)))
+            view = int(one(connection, "SELECT 'pg_temp.hw_round_trip'::regclass::oid")[0])
+            deparsed = canonical_text(connection, view)
+            calls = volatility.calls(_parse_tree(connection, view))
             connection.execute("DROP VIEW pg_temp.hw_round_trip")
     except psycopg.Error:
-        return False
-    # A list of VALUES in FROM is the same with and without a SELECT around it.
-    return (
-        deparsed.replace("( VALUES", "(VALUES") == text.replace("( VALUES", "(VALUES")
-        and calls[0] == calls[1]
-    )
+        return None, []
+    return _plain_values(deparsed), calls
+
+
+def _plain_values(text: str) -> str:
+    """A list of VALUES in FROM is the same with and without a SELECT around it."""
+    return text.replace("( VALUES", "(VALUES")
 
 
 def _digest(functions: Sequence[volatility.Function]) -> str:

@@ -104,6 +104,11 @@ INCREMENTAL: dict[str, dict[str, str]] = {
             "SELECT a.x, percentile_cont(0.5) WITHIN GROUP (ORDER BY a.id) AS p, string_agg(a.t, ','"
             " ORDER BY a.id) AS t FROM a LEFT JOIN b ON b.aid = a.id GROUP BY a.x"
         ),
+        "DISTINCT rows in an aggregate": "SELECT x, count(DISTINCT (id % 2, t)) AS n FROM a GROUP BY x",
+        "grouping() of a merged column": (
+            "SELECT x, grouping(x) AS g, count(*) AS n FROM a FULL JOIN (SELECT y AS x FROM b) s USING (x)"
+            " GROUP BY ROLLUP (x)"
+        ),
     },
     "DISTINCT and set operations": {
         "DISTINCT": "SELECT DISTINCT a.x, a.t FROM a",
@@ -116,6 +121,10 @@ INCREMENTAL: dict[str, dict[str, str]] = {
         "INTERSECT": "SELECT x FROM a INTERSECT SELECT y FROM b",
         "INTERSECT ALL": "SELECT x FROM a INTERSECT ALL SELECT y FROM b",
         "EXCEPT ALL of a table without a key": "SELECT v FROM k EXCEPT ALL SELECT x FROM a",
+        "set operation in FROM": (
+            "SELECT s.x, count(*) AS n FROM (SELECT x FROM a EXCEPT ALL SELECT y FROM b) s GROUP BY s.x"
+        ),
+        "VALUES in a set operation": "SELECT x FROM a EXCEPT VALUES (1), (2)",
     },
     "Subqueries in expressions": {
         "EXISTS": "SELECT a.id FROM a WHERE EXISTS (SELECT 1 FROM b WHERE b.aid = a.id AND b.y > 2)",
@@ -164,6 +173,14 @@ INCREMENTAL: dict[str, dict[str, str]] = {
         ),
         "aggregate of a subquery": (
             "SELECT a.x, sum((SELECT count(*) FROM b WHERE b.aid = a.id)) AS n FROM a GROUP BY a.x"
+        ),
+        "correlated subquery with a set operation": (
+            "SELECT a.id FROM a WHERE EXISTS (SELECT 1 FROM b WHERE b.aid = a.id UNION SELECT 1 FROM c"
+            " WHERE c.bid = a.id)"
+        ),
+        "correlated subquery in FROM of a subquery": (
+            "SELECT a.id, (SELECT max(s.y) FROM (SELECT b.y FROM b WHERE b.aid = a.id OFFSET 0) s) AS m"
+            " FROM a"
         ),
     },
     "WITH, VALUES and views": {
@@ -226,6 +243,16 @@ INCREMENTAL: dict[str, dict[str, str]] = {
         "set in the select list": "SELECT a.id, unnest(a.arr) AS e FROM a",
         "generate_series": "SELECT a.id, g FROM a CROSS JOIN generate_series(1, 3) AS g WHERE g < a.x",
         "elements of a json array": "SELECT a.id, j.value FROM a, jsonb_array_elements(a.j) AS j(value)",
+        "set-returning function beside a subquery": (
+            "SELECT a.id, unnest(a.arr) AS e, (SELECT max(b.y) FROM b WHERE b.aid = a.id) AS m FROM a"
+        ),
+        "LEFT JOIN LATERAL on a condition": (
+            "SELECT a.id, s.y FROM a LEFT JOIN LATERAL (SELECT b.y FROM b WHERE b.aid = a.id) s ON s.y > 1"
+        ),
+        "LATERAL with a set operation": (
+            "SELECT a.id, s.v FROM a CROSS JOIN LATERAL (SELECT b.y AS v FROM b WHERE b.aid = a.id"
+            " UNION SELECT c.z FROM c WHERE c.bid = a.id) s"
+        ),
     },
 }
 """By kind, and by a name for people."""
@@ -257,25 +284,11 @@ RECOMPUTED = {
     "set-returning function beside a window": (
         "SELECT id, unnest(arr) AS e, rank() OVER (PARTITION BY x ORDER BY id) AS r FROM a"
     ),
-    "set-returning function beside a subquery": (
-        "SELECT a.id, unnest(a.arr) AS e, (SELECT max(b.y) FROM b WHERE b.aid = a.id) AS m FROM a"
-    ),
     "window over GROUPING SETS": (
         "SELECT x, t, count(*) AS n, rank() OVER (ORDER BY count(*), x, t) AS r FROM a GROUP BY ROLLUP (x, t)"
     ),
     "subquery in the condition of an outer join": (
         "SELECT a.id, b.y FROM a LEFT JOIN b ON b.aid = a.id AND EXISTS (SELECT 1 FROM c WHERE c.bid = b.id)"
-    ),
-    "LEFT JOIN LATERAL on a condition": (
-        "SELECT a.id, s.y FROM a LEFT JOIN LATERAL (SELECT b.y FROM b WHERE b.aid = a.id) s ON s.y > 1"
-    ),
-    "LATERAL with a set operation": (
-        "SELECT a.id, s.v FROM a CROSS JOIN LATERAL (SELECT b.y AS v FROM b WHERE b.aid = a.id"
-        " UNION SELECT c.z FROM c WHERE c.bid = a.id) s"
-    ),
-    "correlated subquery with a set operation": (
-        "SELECT a.id FROM a WHERE EXISTS (SELECT 1 FROM b WHERE b.aid = a.id UNION SELECT 1 FROM c"
-        " WHERE c.bid = a.id)"
     ),
     "join after LATERAL": (
         "SELECT a.id, s.y, c.z FROM a, LATERAL (SELECT b.y FROM b WHERE b.aid = a.id) s JOIN c ON c.bid = s.y"

@@ -29,7 +29,7 @@ from headwater.plan.operators import (
     SourceColumn,
     UnionAll,
 )
-from headwater.plan.reach import aliases_of, equalities
+from headwater.plan.reach import aliases_of, bare, equalities
 from headwater.plan.render import ANY_TYPE, WEIGHT, Staged, block_sql, delta_sql
 
 MANY_ROWS = 100
@@ -157,7 +157,7 @@ class _Begun:
         """What is left to join."""
         others = [item for item in self.block.inputs if item.alias not in self.covered]
         rewritten = [
-            Input(item.alias, replace(item.node, sql=self.over_joined(item.node.sql)))
+            Input(item.alias, replace(item.node, sql=bare(self.over_joined(item.node.sql))))
             if isinstance(item.node, Expansion)
             else item
             for item in others

@@ -22,6 +22,7 @@ from sqlglot import exp
 from headwater.plan.dialect import identifier
 from headwater.plan.operators import Aggregate, Call, ColumnType
 from headwater.plan.scale import fixed_scale
+from headwater.plan.scope import is_row
 
 ROW_COUNT = "__hw_count"
 NON_FINITE = "'{NaN,Infinity,-Infinity}'::numeric[]"
@@ -109,6 +110,8 @@ def obstacle(call: Call, types: Mapping[str, ColumnType]) -> str | None:
         return f"{call.function} has no state that deltas can be added to"
     if call.distinct:
         return f"{call.function}(DISTINCT …) needs the values themselves"
+    if any(is_row(node) for node in call.sql.walk()):
+        return f"{call.function} of a row has no state that deltas can be added to"
     if call.ordered or len(call.arguments) > 1:
         return f"{call.function} with ORDER BY or several arguments has no state that deltas can be added to"
     if call.function in ("sum", "avg"):

@@ -41,6 +41,10 @@ class PgView(Postgres):
             if name not in ("DATE_PART", "STRING_AGG")
         }
 
+        def _values_to_select(self, values: Any) -> Any:
+            """VALUES stay what they are, also in a set operation."""
+            return values
+
     class Generator(PostgresGenerator):
         MULTI_ARG_DISTINCT = True  # string_agg(DISTINCT a, b) has two arguments, not a row of two
         TRANSFORMS = {  # noqa: RUF012

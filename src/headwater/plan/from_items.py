@@ -25,7 +25,7 @@ from headwater.plan.operators import (
     UnionAll,
     Unsupported,
 )
-from headwater.plan.reach import aliases_of, bare, conjuncts
+from headwater.plan.reach import aliases_of, bare, conjuncts, is_value
 from headwater.plan.rename import renamed
 from headwater.plan.scope import (
     MERGED,
@@ -33,11 +33,14 @@ from headwater.plan.scope import (
     Relation,
     Scope,
     has_query,
-    output_name,
+    output_names,
     realiased,
     table_named,
 )
 from headwater.plan.subqueries import Block, Environment, Subqueries, all_of, every, lifted_to_core
+
+WRITTEN = "s"
+"""Alias of a subquery that stays as it is written."""
 
 
 class FromItems(Subqueries):
@@ -105,7 +108,7 @@ class FromItems(Subqueries):
             return inner.relations
         if isinstance(item, exp.Subquery):
             node = self.query(item.this, self._with_ctes(item, environment))
-            return [self._derived(item, node, block)]
+            return [self._derived(item, node, block, output_names(item.this))]
         if isinstance(item, exp.Values):
             return [self._derived(item, self._values(item), block)]
         if isinstance(item, exp.Table | exp.Unnest):
@@ -155,7 +158,8 @@ class FromItems(Subqueries):
             )
             values = {"LEFT": mine, "RIGHT": theirs}
             merged[column.name] = values.get(side) or exp.Anonymous(
-                this="coalesce", expressions=[mine, theirs]
+                this="COALESCE",
+                expressions=[mine, theirs],  # as the server writes it elsewhere
             )
         if merged:
             scope.relations.insert(0, Relation(MERGED, merged))  # before those of inner joins
@@ -255,21 +259,38 @@ class FromItems(Subqueries):
         if not isinstance(inner, exp.Subquery):
             self._expanded(item, inner, given, left_join, block, scope, environment)
             return
-        if left_join is not None and bare(left_join.args["on"]) != exp.true():
-            raise Unsupported("LEFT JOIN LATERAL on a condition has no delta rule yet")
-        if inner.this.args.get("with_") or not isinstance(inner.this, exp.Select):
-            raise Unsupported("LATERAL with a set operation or WITH has no delta rule yet")
-        shown = [*given, *[output_name(out) for out in inner.this.expressions[len(given) :]]]
+        shown = [*given, *output_names(inner.this)[len(given) :]]
         unique = tuple(f"u{number + 1}" for number in range(len(shown)))
-        template = self._correlated(inner.this, scope, environment)
-        template.set(
-            "expressions",
-            [
-                exp.alias_(out.unalias(), name, quoted=True)
-                for name, out in zip(unique, template.expressions, strict=True)
-            ],
-        )
+        query = inner.this
+        if left_join is not None and bare(left_join.args["on"]) != exp.true():
+            # LEFT JOIN LATERAL (q) AS s ON c  ->  LEFT JOIN LATERAL (SELECT * FROM (q) AS s WHERE c) ON true
+            derived = exp.Subquery(this=query.copy(), alias=alias.copy())
+            found = exp.select(*(exp.column(name, item.alias, quoted=True) for name in shown)).from_(derived)
+            query = found.where(left_join.args["on"].copy())
+        template = self._evaluated_for_each(query, unique, scope, environment)
         self._joined(item.alias, exp.Subquery(this=template), unique, shown, left_join, block, scope)
+
+    def _evaluated_for_each(
+        self, query: exp.Expression, names: tuple[str, ...], scope: Scope, environment: Environment
+    ) -> exp.Select:
+        """A subquery that reads the rows before it, with its columns under these names."""
+        if isinstance(query, exp.Select) and not query.args.get("with_"):
+            try:
+                template = self._correlated(query.copy(), scope, environment)
+                shown = [
+                    exp.alias_(out.unalias(), name, quoted=True)
+                    for name, out in zip(names, template.expressions, strict=True)
+                ]
+                template.set("expressions", shown)
+                return template
+            except Unsupported:
+                pass  # then it stays as it is written
+        alias = exp.TableAlias(
+            this=exp.to_identifier(WRITTEN, quoted=True),
+            columns=[exp.to_identifier(name, quoted=True) for name in names],
+        )
+        written = exp.Subquery(this=self._as_written(query, scope, environment), alias=alias)
+        return exp.select(*(exp.column(name, WRITTEN, quoted=True) for name in names)).from_(written)
 
     def _expanded(
         self,
@@ -375,7 +396,9 @@ class FromItems(Subqueries):
             tree, names, inner_environment = environment[item.name]
             if id(tree) not in self._built:
                 self._built[id(tree)] = self.query(tree, inner_environment)
-            return self._derived(item, self._built[id(tree)], block, names)
+            return self._derived(
+                item, self._built[id(tree)], block, (*names, *output_names(tree)[len(names) :])
+            )
         name = (item.db, item.name)
         if name in self._relations.unusable:
             raise Unsupported(self._relations.unusable[name])
@@ -456,7 +479,9 @@ def _sides(
     for one, other in ((tree.this, tree.expression), (tree.expression, tree.this)):
         one, other = bare(one), bare(other)
         if (
-            one.find(exp.Column)
+            is_value(one)
+            and is_value(other)
+            and one.find(exp.Column)
             and other.find(exp.Column)
             and aliases_of(one) <= sides[0]
             and aliases_of(other) <= sides[1]

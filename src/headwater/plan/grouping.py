@@ -25,6 +25,7 @@ from headwater.plan.scope import (
     Scope,
     has_query,
     has_window,
+    is_row,
     realiased,
 )
 from headwater.plan.subqueries import Block, Environment, Subqueries
@@ -82,7 +83,8 @@ class Grouping(Subqueries):
         key_names = list(dict.fromkeys(columns.name(key, "k") for key in keys))
         calls: dict[str, Call] = {}
         texts = {render(bare(key)) for key in keys}
-        absent = {render(bare(key)) for key in every} - texts
+        known = {render(bare(key)) for key in every}
+        absent = known - texts
 
         def over_groups(tree: exp.Expression) -> exp.Expression:
             """The expression with keys and calls replaced by their names."""
@@ -99,7 +101,10 @@ class Grouping(Subqueries):
                     return
                 inside = inside or isinstance(node, exp.Select | exp.SetOperation)
                 if isinstance(node, exp.Anonymous) and node.name.upper() == "GROUPING":
-                    bits = [render(bare(item)) in absent for item in node.expressions]
+                    items = [render(bare(item)) for item in node.expressions]
+                    if not known.issuperset(items):
+                        raise Unsupported(f"{render(node)} does not name the keys as GROUP BY does")
+                    bits = [item in absent for item in items]
                     node.replace(exp.Literal.number(int("".join("01"[bit] for bit in bits), 2)))
                     return
                 for call in self._calls(node):
@@ -108,10 +113,11 @@ class Grouping(Subqueries):
                     if not inside:
                         node.replace(exp.column(self._call(call, calls, columns).name, GROUP, quoted=True))
                         return
-                    if not any(found.table in self._lookups for found in call.find_all(exp.Column)):
+                    read = [found.table for found in call.find_all(exp.Column)]
+                    if read and not any(self._is_inside(alias) for alias in read):
                         raise Unsupported("an aggregate of the query outside in a subquery has no delta rule")
                 if isinstance(node, exp.Column):
-                    if node.table in self._lookups:
+                    if self._is_inside(node.table):
                         return
                     # PostgreSQL lets a column that depends on a grouped primary key stand alone.
                     key_names.append(columns.name(node, "k"))
@@ -147,9 +153,9 @@ class Grouping(Subqueries):
         alias = next(self._aliases)
         above = {GROUP: alias}
         for name, items in conditions.items():
-            known = self._lookups[name]
+            seen = self._lookups[name]
             self._lookups[name] = Lookup(
-                name, known.node, tuple(realiased(item, above) for item in items), (), known.exempt
+                name, seen.node, tuple(realiased(item, above) for item in items), (), seen.exempt
             )
         outer = Block([Input(alias, groups)])
         late: list[exp.Expression] = []
@@ -292,5 +298,8 @@ def _slots(node: exp.Expression) -> Iterator[exp.Expression]:
             yield from _slots(node.this)
         case exp.Kwarg():
             yield from _slots(node.expression)
+        case _ if is_row(node):  # which no column can hold
+            for item in node.expressions:
+                yield from _slots(item)
         case _:
             yield node

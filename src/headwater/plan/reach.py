@@ -169,10 +169,15 @@ def equalities(block: Select, alias: str) -> list[tuple[str, exp.Expression]]:
             continue
         for one, other in ((predicate.this, predicate.expression), (predicate.expression, predicate.this)):
             one = bare(one)
-            plain = isinstance(one, exp.Column) and one.table == alias
+            plain = isinstance(one, exp.Column) and one.table == alias and is_value(bare(other))
             if plain and alias not in aliases_of(other) and not _has_query(other):
                 found.append((one.name, bare(other)))
     return found
+
+
+def is_value(side: exp.Expression) -> bool:
+    """Whether a side of a comparison is a value of its own, unlike ANY (…) and ALL (…)."""
+    return not isinstance(side, exp.Any | exp.All)
 
 
 def conjuncts(predicates: Iterable[exp.Expression]) -> list[exp.Expression]:

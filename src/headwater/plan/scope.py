@@ -120,6 +120,11 @@ def grouped(tree: exp.Expression) -> exp.Expression:
     return tree if isinstance(tree, exp.Column | exp.Literal | exp.Paren) else exp.Paren(this=tree)
 
 
+def is_row(tree: exp.Expr) -> bool:
+    """Whether an expression puts a row together."""
+    return isinstance(tree, exp.Tuple) or (isinstance(tree, exp.Anonymous) and tree.name == "ROW")
+
+
 def realiased(tree: exp.Expression, aliases: Mapping[str, str]) -> exp.Expression:
     copy = exp.Paren(this=tree.copy())
     for column in copy.find_all(exp.Column):
@@ -145,3 +150,10 @@ def has_window(tree: exp.Expression) -> bool:
 
 def output_name(item: exp.Expression) -> str:
     return item.alias_or_name or "?column?"
+
+
+def output_names(tree: exp.Expression) -> tuple[str, ...]:
+    """The names of a query's columns, which a set operation has from its first branch; none for VALUES."""
+    while isinstance(tree, exp.Subquery | exp.SetOperation):
+        tree = tree.this
+    return tuple(output_name(item) for item in tree.expressions) if isinstance(tree, exp.Select) else ()

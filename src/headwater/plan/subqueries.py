@@ -21,9 +21,10 @@ from headwater.plan.operators import (
     Source,
     Unsupported,
 )
-from headwater.plan.reach import aliases_of, bare, conjuncts
+from headwater.plan.reach import aliases_of, bare, conjuncts, is_value
 from headwater.plan.rename import renamed
 from headwater.plan.scope import (
+    MERGED,
     Lifted,
     LiftedColumns,
     Relation,
@@ -79,12 +80,19 @@ class Subqueries(ABC):
         self._aliases = (f"r{number}" for number in itertools.count(1))
         self._lookup_names = (f"q{number}" for number in itertools.count(1))
         self._lookups: dict[str, Lookup] = {}
+        self._inside: set[str] = set()  # aliases in subqueries that stay as they are written
         # What views and common table expressions became: read twice, they are computed once.
         self._built: dict[tuple[str, str] | int, Query] = {}
 
     @abstractmethod
     def query(self, tree: exp.Expression, outer: Environment) -> Query:
         """The operators of a query."""
+
+    @abstractmethod
+    def _table(
+        self, item: exp.Table | exp.Unnest, environment: Environment, block: Block, scope: Scope
+    ) -> Relation:
+        """A relation in FROM, as an input of a block."""
 
     @abstractmethod
     def _from(self, tree: exp.Select, environment: Environment, outer: Scope | None) -> tuple[Block, Scope]:
@@ -109,7 +117,7 @@ class Subqueries(ABC):
         if not any(has_query(tree) for tree in trees):
             return replace(block.select(outputs), expands=expands)
         if expands:
-            raise Unsupported("a set-returning function beside a subquery has no delta rule yet")
+            return self._expanding(block, asking, outputs)
         lifted = Lifted()
         core = {item.alias for item in block.inputs}
 
@@ -118,6 +126,24 @@ class Subqueries(ABC):
         shown = [Output(output.name, over_core(output.expression)) for output in outputs]
         lookups = tuple(self._lookup(name, core, over_core) for name in self._used(trees))
         return Apply(block.select(lifted.outputs()), lookups, (), tuple(predicates), tuple(shown))
+
+    def _expanding(self, block: Block, asking: list[exp.Expression], outputs: list[Output]) -> Query:
+        """Set-returning functions in the select list, over rows that look their answers up first."""
+        below, alias = Lifted("e"), next(self._aliases)
+        shown = []
+        for output in outputs:
+            whole = exp.Paren(this=output.expression.copy())
+            if not self._returns_set(whole):
+                whole.set("this", exp.column(below.name(whole.this), alias, quoted=True))
+            elif has_query(whole):
+                raise Unsupported("a set-returning function over a subquery has no delta rule yet")
+            else:
+                for column in list(whole.find_all(exp.Column)):
+                    if not is_collation(column):
+                        column.replace(exp.column(below.name(column), alias, quoted=True))
+            shown.append(Output(output.name, whole.this))
+        rows = self._rows(block, asking, list(below.outputs()) or [Output("e1", exp.Literal.number(1))])
+        return Select((Input(alias, rows),), (), tuple(shown), expands=True)
 
     def _used(self, trees: list[exp.Expression]) -> list[str]:
         """The lookups that expressions read."""
@@ -160,18 +186,22 @@ class Subqueries(ABC):
                 continue
             if isinstance(column.this, exp.Star):
                 raise Unsupported(f"the whole row {column.table}.* used as a value has no delta rule yet")
-            column.replace(grouped(scope.lookup(column.name, column.table)))
+            found = scope.lookup(column.name, column.table)
+            # An argument stands as the server itself writes it, by which it is recognised elsewhere.
+            column.replace(found if isinstance(column.parent, exp.Anonymous) else grouped(found))
         return bare(root)
 
-    def _subquery(self, query: exp.Expression, scope: Scope, environment: Environment) -> exp.Select:
+    def _subquery(self, query: exp.Expression, scope: Scope, environment: Environment) -> exp.Expression:
         """A subquery in an expression, over a lookup instead of what it reads."""
-        visible = {item.alias for item in every(scope)}
-        outside = any(column.table in visible for column in query.find_all(exp.Column))
+        visible = {item.alias for item in every(scope)} - {MERGED}
         inside = {item.alias_or_name for item in query.find_all(exp.Table, exp.Subquery, exp.Lateral)}
-        if outside and any(column.table in visible - inside for column in query.find_all(exp.Column)):
+        if any(column.table in visible - inside for column in query.find_all(exp.Column)):
             if not isinstance(query, exp.Select):
-                raise Unsupported("a correlated subquery with a set operation has no delta rule yet")
-            return self._correlated(query, scope, environment)
+                return self._as_written(query, scope, environment)
+            try:
+                return self._correlated(query, scope, environment)
+            except Unsupported:
+                return self._as_written(query, scope, environment)
         node = self.query(query, environment)
         columns = tuple(f"c{number + 1}" for number in range(len(node.output_names)))
         name = next(self._lookup_names)
@@ -219,6 +249,82 @@ class Subqueries(ABC):
         self._lookups[name] = Lookup(name, self._rows(block, asking, outputs), tuple(conditions))
         return template
 
+    def _as_written(self, query: exp.Expression, scope: Scope, environment: Environment) -> exp.Expression:
+        """A subquery that refers to the rows outside wherever it likes: it stays as it is, and each relation
+        that it reads becomes a lookup without conditions, so that a change of one affects every row.
+
+        SELECT … FROM t AS x …  ->  SELECT … FROM (SELECT q1.a FROM q1) AS s_x …
+        """
+        whole = exp.Paren(this=query.copy())
+        visible = {item.alias for item in every(scope)}
+        common = {cte.alias for cte in whole.find_all(exp.CTE)}
+        items = list(whole.find_all(exp.Table, exp.Subquery, exp.Lateral, exp.Unnest, exp.Values))
+        own = {item.alias_or_name for item in items if item.alias_or_name} | common
+        if own & visible:
+            raise Unsupported(f"{', '.join(sorted(own & visible))} means two things in a subquery")
+        columns = [column for column in whole.find_all(exp.Column) if not is_collation(column)]
+        for column in columns:
+            if column.table in own:
+                column.set("table", exp.to_identifier(_inner_name(column.table), quoted=True))
+            elif column.table:
+                found = grouped(scope.lookup(column.name, column.table))
+                is_shown = isinstance(column.parent, exp.Select) and column.arg_key == "expressions"
+                column.replace(exp.alias_(found, column.name, quoted=True) if is_shown else found)
+        for item in items:
+            if isinstance(item, exp.Table) and isinstance(item.this, exp.Identifier):
+                item.replace(
+                    self._inner_table(item, item.name in common and not item.db, columns, environment)
+                )
+            elif item.alias:
+                item.args["alias"].set("this", exp.to_identifier(_inner_name(item.alias), quoted=True))
+        for cte in whole.find_all(exp.CTE):
+            cte.args["alias"].set("this", exp.to_identifier(_inner_name(cte.alias), quoted=True))
+        self._inside |= {_inner_name(name) for name in own}
+        made = whole.this
+        assert isinstance(made, exp.Expression)
+        return made
+
+    def _inner_table(
+        self, item: exp.Table, is_common: bool, columns: list[exp.Column], environment: Environment
+    ) -> exp.Expression:
+        """A relation inside a subquery that stays as it is written, from a lookup."""
+        if item.args.get("sample"):
+            raise Unsupported("TABLESAMPLE has no delta rule")
+        visible = _inner_name(item.alias_or_name)
+        given = item.args["alias"].columns if item.args.get("alias") else []
+        alias = exp.TableAlias(
+            this=exp.to_identifier(visible, quoted=True), columns=[column.copy() for column in given]
+        )
+        joins = item.args.get("joins")
+        if is_common:
+            return exp.Table(
+                this=exp.to_identifier(_inner_name(item.name), quoted=True), alias=alias, joins=joins
+            )
+        plain = item.copy()
+        plain.set("joins", None)
+        plain.set("alias", None)
+        block = Block()
+        relation = self._table(plain, environment, block, Scope())
+        used = {column.name for column in columns if column.table in ("", visible)}
+        shown = {
+            name: tree
+            for name, tree in relation.columns.items()
+            if given
+            or name in used
+            or any(isinstance(column.this, exp.Star) for column in columns)
+            or item.find_ancestor(exp.Join)
+            or joins
+        } or dict(list(relation.columns.items())[:1])
+        name = next(self._lookup_names)
+        outputs = [Output(column, tree) for column, tree in shown.items()]
+        self._lookups[name] = Lookup(name, self._rows(block, [], outputs), ())
+        listed = exp.select(*(exp.column(column, name, quoted=True) for column in shown))
+        return exp.Subquery(this=listed.from_(table_named(name)), alias=alias, joins=joins)
+
+    def _is_inside(self, alias: str) -> bool:
+        """Whether an alias belongs to a subquery, and not to the rows around it."""
+        return alias in self._lookups or alias in self._inside
+
     def _resolved_clause(
         self, tree: exp.Expression, scope: Scope, environment: Environment
     ) -> exp.Expression:
@@ -248,6 +354,11 @@ def lifted_to_core(tree: exp.Expression, core: set[str], lifted: Lifted) -> exp.
 def every(scope: Scope | None) -> list[Relation]:
     """The relations of a scope and of those outside of it."""
     return [*scope.relations, *every(scope.outer)] if scope is not None else []
+
+
+def _inner_name(name: str) -> str:
+    """What a name inside a subquery becomes, so that it is none of our own."""
+    return f"s_{name}"
 
 
 def _is_outside(column: exp.Column, scope: Scope) -> bool:
@@ -286,6 +397,7 @@ def _equality(tree: exp.Expression, alias: str) -> tuple[str, exp.Expression] | 
         if (
             isinstance(one, exp.Column)
             and one.table == alias
+            and is_value(other)
             and other.find(exp.Column)
             and alias not in aliases_of(other)
         ):
