@@ -38,6 +38,10 @@ class CatalogVersionMismatch(HeadwaterError):
     """The catalog is older or newer than this program."""
 
 
+class RepairNeeded(HeadwaterError):
+    """The database was restored from a dump, and its catalog speaks of another one; `headwater repair`."""
+
+
 class MissingPrivilege(HeadwaterError):
     """The role may not do what is asked; the hint holds the GRANT."""
 

@@ -42,6 +42,7 @@ from headwater.errors import (
     InvalidSetting,
     InvalidSource,
     MissingPrivilege,
+    RefreshFailed,
 )
 from headwater.history import Outcome
 from headwater.plan.dialect import identifier
@@ -91,7 +92,7 @@ class Lifecycle:
                 )
             schema = schemas[0]
         label = f"{schema}.{table}"
-        self._clear_dead_creation(schema, table)
+        self.clear_dead_creation(schema, table)
         try:
             stream_table_id = retried(
                 lambda: self._prepare(schema, table, text, options),
@@ -236,7 +237,7 @@ class Lifecycle:
                     hint=f"GRANT TRIGGER ON {relation.label} TO {identifier(role)}; mode full does without",
                 )
 
-    def _load(self, stream_table_id: int) -> None:
+    def _load(self, stream_table_id: int, reason: str = "it was created") -> None:
         """The second transaction: the first rows, at a snapshot that is the first frontier."""
         connection, phases = self._connection, Phases()
         stream_table = catalog.stream_table(connection, stream_table_id)
@@ -253,6 +254,13 @@ class Lifecycle:
             rows, decision, traffic = self._refresher.load(stream_table, plan, table, phases, decision)
             view = storage.create_view(connection, stream_table.schema, stream_table.name, table, plan)
             connection.execute(query("catalog", "set_active"), {"id": stream_table_id, "relation": view})
+            connection.execute(
+                query("catalog", "set_fingerprint"),
+                {"id": stream_table_id, "fingerprint": definition.fingerprint(stream_table.mode)},
+            )
+            connection.execute(
+                query("catalog", "set_rebuild_reason"), {"id": stream_table_id, "reason": None}
+            )
             connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
             history.record(
                 connection,
@@ -265,7 +273,7 @@ class Lifecycle:
                     engine_reason=decision.reason,
                     bytes_in=traffic.bytes_read if traffic and traffic.known else None,
                     bytes_out=traffic.bytes_written if traffic else None,
-                    reason="it was created",
+                    reason=reason,
                     elapsed=phases.elapsed,
                     snapshot=one(connection, "SELECT pg_current_snapshot()::text")[0],
                     rows_in=rows,
@@ -287,7 +295,7 @@ class Lifecycle:
                 self._unlock_creator(stream_table_id)
         return ""
 
-    def _clear_dead_creation(self, schema: str, table: str) -> None:
+    def clear_dead_creation(self, schema: str, table: str) -> None:
         """Removes what a creator left that died between its two transactions."""
         found = self._initializing(schema, table)
         if found is None:
@@ -311,6 +319,26 @@ class Lifecycle:
 
     def _unlock_creator(self, stream_table_id: int) -> None:
         self._connection.execute("SELECT pg_advisory_unlock(%s, %s)", (CREATOR_LOCK, stream_table_id))
+
+    # repair
+
+    def reload(self, stream_table: StreamTable, reason: str) -> None:
+        """Loads a stream table whose view or storage is gone, and shows it under its name again."""
+
+        def attempt() -> None:
+            with transaction(self._connection):
+                storage.drop(self._connection, stream_table.id)
+                self._drop_own_changes(stream_table.id)
+                self._connection.execute(
+                    query("repair", "give_up_followers"), {"id": stream_table.id, "reason": reason}
+                )
+            self._load(stream_table.id, reason)
+
+        what = f"repair of {stream_table.label}"
+        try:
+            retried(attempt, what=what, attempts=self._settings.lock_attempts)
+        except psycopg.Error as error:
+            raise translated(error, what, RefreshFailed) from error
 
     # alter
 
@@ -423,13 +451,19 @@ class Lifecycle:
         connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(definition_name(stream_table_id)))
         storage.drop(connection, stream_table_id)
         storage.drop_kept(connection, stream_table_id)
-        own = connection.execute(query("refresh", "own_change_table"), {"id": stream_table_id}).fetchone()
-        if own is not None:
-            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(CHANGES, own[0])))
+        self._drop_own_changes(stream_table_id)
         connection.execute(query("catalog", "delete_stream_table"), {"id": stream_table_id})
         return stream_table.label
 
     # shared
+
+    def _drop_own_changes(self, stream_table_id: int) -> None:
+        """Ends the capture of a stream table as a source."""
+        connection = self._connection
+        own = connection.execute(query("refresh", "own_change_table"), {"id": stream_table_id}).fetchone()
+        if own is not None:
+            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(CHANGES, own[0])))
+            connection.execute(query("catalog", "forget_own_capture"), {"id": stream_table_id})
 
     def _role(self) -> str:
         return str(one(self._connection, "SELECT current_user")[0])

@@ -214,10 +214,8 @@ class Refresher:
 
     def _attempt(self, stream_table_id: int, request: Request) -> list[Outcome]:
         connection = self._connection
-        closure = catalog.closure(connection, stream_table_id)
-        members = catalog.stream_tables(connection, list(closure.order))
-        bring_up_to_date(connection, self._reader, members)
-        for member in members:
+        closure = self.adopt(stream_table_id)
+        for member in catalog.stream_tables(connection, list(closure.order)):
             if member.mode == "differential" and member.frontier is None:
                 # Protects the change rows from here on until the rebuild has its own snapshot.
                 connection.execute(query("catalog", "set_frontier"), {"id": member.id})
@@ -226,6 +224,13 @@ class Refresher:
             self.name_transaction(stream_table_id)
             self.lock_tables(closure.tables)
             return self._refresh_members(stream_table_id, closure, request)
+
+    def adopt(self, stream_table_id: int) -> Closure:
+        """Registers what changed under a stream table and those it reads; which these are now."""
+        closure, adopted = catalog.closure(self._connection, stream_table_id), list[tuple[str, int]]()
+        while (found := bring_up_to_date(self._connection, self._reader, closure.order)) and found != adopted:
+            adopted, closure = found, catalog.closure(self._connection, stream_table_id)  # it may read more
+        return closure
 
     def _refresh_members(self, stream_table_id: int, closure: Closure, request: Request) -> list[Outcome]:
         by_id = {member.id: member for member in catalog.stream_tables(self._connection, list(closure.order))}

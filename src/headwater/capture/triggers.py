@@ -18,6 +18,10 @@ of it. So each partition of a source has them, too. Attaching and detaching a pa
 the source and fires nothing. Who refreshes looks whether the partitions are still those that have triggers;
 and as one may have come and gone in between, each write looks as well, and if not, leaves the mark of a
 TRUNCATE.
+
+After a restore from a dump, functions and change tables bear the numbers of tables of another database. A
+function that is called for a table other than its own does nothing, so that no write fails; that the
+database was restored is seen otherwise (`db/install.py`), and nothing is refreshed until it is repaired.
 """
 
 from __future__ import annotations
@@ -91,7 +95,7 @@ def install_function(connection: Connection, source: Source, columns: Sequence[S
     members, partitioned = _members(connection, source.relation)
     listed = sql.Literal("{" + ",".join(str(oid) for oid in sorted(oid for oid, _ in members)) + "}")
     moved = _partitions_moved(source.relation, listed) if partitioned else sql.SQL("false")
-    connection.execute(_function(name, source, columns, moved))
+    connection.execute(_function(name, source, columns, moved, listed))
     if partitioned:  # by which others see what it captures
         connection.execute(sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, listed))
 
@@ -152,7 +156,11 @@ def drop_change_table(connection: Connection, relation: int) -> None:
 
 
 def _function(
-    name: sql.Identifier, source: Source, columns: Sequence[SourceColumn], moved: sql.Composable
+    name: sql.Identifier,
+    source: Source,
+    columns: Sequence[SourceColumn],
+    moved: sql.Composable,
+    members: sql.Literal,
 ) -> sql.Composed:
     table = sql.Identifier(CHANGES, change_table(source.relation))
 
@@ -177,6 +185,9 @@ DECLARE
     columns text;
     targets text;
 BEGIN
+    IF TG_RELID <> ALL ({members}::oid[]) THEN
+        RETURN NULL;
+    END IF;
     IF TG_OP = 'TRUNCATE' OR {moved} THEN
         INSERT INTO {table} (xid, w) VALUES (pg_catalog.pg_current_xact_id(), 0);
         RETURN NULL;
@@ -206,6 +217,7 @@ END
 """
     ).format(
         table=table,
+        members=members,
         moved=moved,
         relation=sql.Literal(source.relation),  # whose numbers a partition's columns need not have
         table_literal=sql.Literal(f"{CHANGES}.{change_table(source.relation)}"),

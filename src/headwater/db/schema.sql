@@ -16,7 +16,8 @@ $$;
 CREATE TABLE headwater.migration (
     version    integer PRIMARY KEY,
     name       text NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    applied_by xid8 NOT NULL DEFAULT pg_current_xact_id()  -- its own transaction, unless it was restored from a dump
 );
 
 CREATE TABLE headwater.stream_table (
@@ -36,7 +37,8 @@ CREATE TABLE headwater.stream_table (
     status         text NOT NULL CHECK (status IN ('initializing', 'active', 'suspended')),
     rebuild_reason text,                -- set when the stored rows cannot be brought up to date by a delta
     time_zone      text NOT NULL,       -- of the definer; the query is always evaluated in it
-    created_at     timestamptz NOT NULL DEFAULT clock_timestamp()
+    created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    definition     text                 -- the query as the server wrote it when it was last planned
 );
 -- Two creations of one name; once there is a view, the server itself keeps names apart.
 CREATE UNIQUE INDEX ON headwater.stream_table (schema_name, table_name) WHERE relation IS NULL;
