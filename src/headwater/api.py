@@ -78,6 +78,7 @@ class Headwater:
     def repair(self) -> builtins.list[Repaired]:
         """Puts right what a restore from a dump or a DROP … CASCADE left; what became of each."""
         state = self._state()
+        install.require_primary(self._connection)
         settings = self._applied_settings(state)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
         lifecycle = Lifecycle(self._connection, settings, self._reader, refresher)
@@ -91,6 +92,7 @@ class Headwater:
     def set(self, name: str, value: str) -> None:
         """Stores a setting in the database."""
         install.require_current(self._connection)
+        install.require_primary(self._connection)
         config.checked(name, value)
         self._connection.execute(
             "INSERT INTO headwater.setting (name, value) VALUES (%s, %s)"
@@ -211,10 +213,12 @@ class Headwater:
 
     # parts
 
-    def _settings(self) -> Settings:
+    def _settings(self, *, writing: bool = False) -> Settings:
         """The effective settings; those that the session itself has are applied to it."""
         state = self._state()
         install.require_repaired(state)
+        if writing and state.read_only:
+            install.require_primary(self._connection)
         return self._applied_settings(state)
 
     def _applied_settings(self, state: install.State) -> Settings:
@@ -248,10 +252,10 @@ class Headwater:
         )
 
     def _refresher(self) -> Refresher:
-        return Refresher(self._connection, self._settings(), self._reader, self._dispatch)
+        return Refresher(self._connection, self._settings(writing=True), self._reader, self._dispatch)
 
     def _lifecycle(self) -> Lifecycle:
-        settings = self._settings()
+        settings = self._settings(writing=True)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
         return Lifecycle(self._connection, settings, self._reader, refresher)
 

@@ -42,6 +42,10 @@ class RepairNeeded(HeadwaterError):
     """The database was restored from a dump, and its catalog speaks of another one; `headwater repair`."""
 
 
+class ReadOnlyServer(HeadwaterError):
+    """The server is a standby, or read-only; what changes something needs the primary."""
+
+
 class MissingPrivilege(HeadwaterError):
     """The role may not do what is asked; the hint holds the GRANT."""
 

@@ -21,7 +21,13 @@ import psycopg
 from headwater.db.connection import Connection, one, transaction, translated
 from headwater.db.queries import query
 from headwater.db.work import statement
-from headwater.errors import CatalogVersionMismatch, HeadwaterError, NotInstalled, RepairNeeded
+from headwater.errors import (
+    CatalogVersionMismatch,
+    HeadwaterError,
+    NotInstalled,
+    ReadOnlyServer,
+    RepairNeeded,
+)
 
 SCHEMAS = ("headwater", "headwater_defs", "headwater_data", "headwater_changes")
 INSTALL_LOCK = 4_855_311_377  # an arbitrary number, the same in every version
@@ -64,6 +70,7 @@ def installed_version(connection: Connection) -> int | None:
 
 def install(connection: Connection) -> bool:
     """Installs the catalog; False if it was there already in this version."""
+    require_primary(connection)
     try:
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (INSTALL_LOCK,))
@@ -80,6 +87,7 @@ def install(connection: Connection) -> bool:
 
 def migrate(connection: Connection, steps: list[Migration] | None = None) -> list[int]:
     """Runs the migrations that this database has not seen; their versions."""
+    require_primary(connection)
     applied = []
     for migration in steps if steps is not None else migrations():
         try:
@@ -110,6 +118,7 @@ class State:
 
     version: int | None
     restored: bool = False  # from a dump, and not repaired since
+    read_only: bool = False  # as on a standby
     stored: dict[str, str] = field(default_factory=dict)  # settings in the catalog
     server: dict[str, str] = field(default_factory=dict)  # settings of the server
 
@@ -135,6 +144,24 @@ def require_repaired(state: State) -> None:
             "this database was restored from a dump: its stream tables are as old as the dump, and changes"
             " since then were not captured",
             hint="headwater repair makes them follow their queries here",
+        )
+
+
+def require_primary(connection: Connection) -> None:
+    """Raises if this server takes no writes."""
+    standby, read_only = one(
+        connection, "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::boolean"
+    )
+    if standby:
+        raise ReadOnlyServer(
+            "this server is a standby: it follows its primary and cannot refresh or change stream tables",
+            hint="connect to the primary, whose changes arrive here by themselves; a DSN of several hosts"
+            " with target_session_attrs=read-write finds it",
+        )
+    if read_only:
+        raise ReadOnlyServer(
+            "transactions are read-only here (default_transaction_read_only)",
+            hint="ALTER ROLE … SET default_transaction_read_only = off for the role of Headwater",
         )
 
 

@@ -1,5 +1,5 @@
 -- name: state
--- The version of the catalog, whether it was restored from a dump, the stored settings, and the server's own of the
+-- The version of the catalog, whether it was restored from a dump, whether nothing can be written, the stored settings, and the server's own of the
 -- names given. The transaction that a row names is the one that wrote it, unless a dump brought it here. A stream table
 -- without a frontier must be shown by a view of ours.
 SELECT (SELECT coalesce(max(version), 0) FROM headwater.migration),
@@ -10,6 +10,7 @@ SELECT (SELECT coalesce(max(version), 0) FROM headwater.migration),
                     AND NOT EXISTS (SELECT FROM headwater.frontier f WHERE f.stream_table_id = st.id)
                     AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = st.relation
                                     AND t.tgfoid = to_regproc('headwater.refuse_write'))),
+       current_setting('transaction_read_only')::boolean,
        (SELECT coalesce(jsonb_object_agg(name, value), '{}') FROM headwater.setting),
        (SELECT coalesce(jsonb_object_agg(n, current_setting('headwater.' || n, true)), '{}')
         FROM unnest(%(names)s::text[]) AS n WHERE nullif(current_setting('headwater.' || n, true), '') IS NOT NULL)
