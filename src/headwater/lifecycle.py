@@ -32,6 +32,8 @@ from headwater.definition import (
     ReadRelation,
     definition_name,
     definition_oid,
+    find_definition,
+    new_definition_name,
 )
 from headwater.errors import (
     AlreadyExists,
@@ -184,7 +186,7 @@ class Lifecycle:
     def _create_definition(self, stream_table_id: int, text: str, label: str) -> int:
         """The definition view, made from the user's text under the user's own search_path."""
         connection = self._connection
-        name = definition_name(stream_table_id)
+        name = new_definition_name(stream_table_id, label)
         body = statement(text.strip().rstrip(";"))
         connection.execute(
             "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true)"
@@ -448,7 +450,8 @@ class Lifecycle:
                     sql.SQL(" CASCADE" if cascade else ""),
                 )
             )
-        connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(definition_name(stream_table_id)))
+        if find_definition(connection, stream_table_id) is not None:
+            connection.execute(sql.SQL("DROP VIEW {}").format(definition_name(connection, stream_table_id)))
         storage.drop(connection, stream_table_id)
         storage.drop_kept(connection, stream_table_id)
         self._drop_own_changes(stream_table_id)

@@ -61,7 +61,7 @@ from headwater.maintenance import apply, bring_kept_up_to_date, compute, concern
 from headwater.plan.keep import Layers
 from headwater.plan.maintain import GroupPlan, MaintenancePlan
 from headwater.plan.operators import scanned_directly
-from headwater.registration import bring_up_to_date
+from headwater.registration import bring_up_to_date, outdated
 
 if TYPE_CHECKING:
     from headwater.engine.spark.engine import SparkEngine
@@ -90,6 +90,10 @@ class _Choice:
 
 
 DATA_EXCEPTION = "22"
+DOMAIN_VIOLATIONS = ("23502", "23514")
+"""A domain was given a constraint that rows which were there before need not meet."""
+MOVED = frozenset({"42P01", "42703", "42883", "42704", "3F000"})
+"""Something is not there under the name that the plan has for it."""
 FEW_ROWS = 100
 """So few change rows are always taken in as a delta; what that takes is known again then."""
 UNSTAGED_ROWS = 50_000
@@ -133,7 +137,9 @@ class _Failed(Exception):
         """The reason to recompute, if that can help."""
         if isinstance(self.error, DriftDetected):
             return f"{self.error.message}: {self.error.detail}"
-        if (getattr(self.error.__cause__, "sqlstate", None) or "").startswith(DATA_EXCEPTION):
+        if (getattr(self.error.__cause__, "sqlstate", None) or "").startswith(
+            (DATA_EXCEPTION, *DOMAIN_VIOLATIONS)
+        ):
             # A term may join a new row with an old one that were never there together, and divide by zero.
             return f"its delta met an error that the query itself need not meet: {self.error.message}"
         return None
@@ -220,10 +226,17 @@ class Refresher:
                 # Protects the change rows from here on until the rebuild has its own snapshot.
                 connection.execute(query("catalog", "set_frontier"), {"id": member.id})
                 self._mark_for_rebuild(member.id, member.rebuild_reason or "it has never been loaded")
-        with transaction(connection, repeatable_read=True):
-            self.name_transaction(stream_table_id)
-            self.lock_tables(closure.tables)
-            return self._refresh_members(stream_table_id, closure, request)
+        try:
+            with transaction(connection, repeatable_read=True):
+                self.name_transaction(stream_table_id)
+                self.lock_tables(closure.tables)
+                return self._refresh_members(stream_table_id, closure, request)
+        except (_Failed, psycopg.Error) as error:
+            cause = error.error.__cause__ if isinstance(error, _Failed) else error
+            if getattr(cause, "sqlstate", None) in MOVED and outdated(connection, closure.order):
+                # Renaming a schema waits for nobody. What is locked later than the plan is made, neither.
+                raise psycopg.errors.SerializationFailure("what it reads was renamed meanwhile") from error
+            raise
 
     def adopt(self, stream_table_id: int) -> Closure:
         """Registers what changed under a stream table and those it reads; which these are now."""
@@ -668,7 +681,7 @@ def _check_intact(stream_table: StreamTable, sources: list[CatalogSource]) -> No
     if gone:
         raise RefreshFailed(
             f"{stream_table.label} cannot be refreshed: {gone} was dropped",
-            hint=f"headwater drop {stream_table.label}, then create it again",
+            hint=f"headwater repair, once it is there again; or headwater drop {stream_table.label}",
         )
 
 

@@ -112,11 +112,17 @@ def register_anew(
     release_superfluous(connection)
 
 
+def outdated(connection: Connection, members: Sequence[int]) -> list[tuple[str, int]]:
+    """Stream tables among these with another definition than was planned, and sources with broken capture."""
+    found = connection.execute(query("catalog", "outdated"), {"ids": sorted(members)}).fetchall()
+    return [(str(kind), int(number)) for kind, number in found]
+
+
 def bring_up_to_date(
     connection: Connection, reader: DefinitionReader, members: Sequence[int]
 ) -> list[tuple[str, int]]:
     """Adopts changed definitions and repairs broken capture, for a refresh to trust; what these were."""
-    found = connection.execute(query("catalog", "outdated"), {"ids": sorted(members)}).fetchall()
+    found = outdated(connection, members)
     for kind, number in found:
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
@@ -125,7 +131,7 @@ def bring_up_to_date(
             else:
                 connection.execute(query("catalog", "lock_stream_table"), {"id": number})
                 _adopt(connection, reader, catalog.stream_table(connection, number))
-    return [(str(kind), int(number)) for kind, number in found]
+    return found
 
 
 def _adopt(connection: Connection, reader: DefinitionReader, stream_table: StreamTable) -> None:

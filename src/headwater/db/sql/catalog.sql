@@ -52,9 +52,9 @@ UPDATE headwater.stream_table SET fingerprint = NULL, rebuild_reason = %(reason)
 -- capture lacks a trigger that fires, or that have other partitions than when it was installed.
 SELECT 'definition', st.id
 FROM headwater.stream_table st
-WHERE st.id = ANY (%(ids)s::bigint[]) AND to_regclass('headwater_defs.def_' || st.id) IS NOT NULL
-  AND st.signature IS DISTINCT FROM
-      headwater.signature(to_regclass('headwater_defs.def_' || st.id)::oid, st.signature_of)
+CROSS JOIN LATERAL headwater.definition(st.id) AS d(oid)
+WHERE st.id = ANY (%(ids)s::bigint[]) AND d.oid IS NOT NULL
+  AND st.signature IS DISTINCT FROM headwater.signature(d.oid, st.signature_of)
 UNION ALL
 SELECT DISTINCT 'capture', s.id
 FROM headwater.dependency d

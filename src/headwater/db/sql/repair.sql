@@ -69,6 +69,6 @@ FROM headwater.source s WHERE s.id = c.source_id AND s.stream_table_id = %(id)s
 
 -- name: parts
 -- Whether a stream table has its definition view and its storage, and its query as it was last planned.
-SELECT to_regclass('headwater_defs.def_' || st.id) IS NOT NULL,
+SELECT headwater.definition(st.id) IS NOT NULL,
        to_regclass('headwater_data.st_' || st.id) IS NOT NULL, st.definition
 FROM headwater.stream_table st WHERE st.id = %(id)s
