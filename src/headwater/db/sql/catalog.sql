@@ -65,7 +65,7 @@ WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
   AND (4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
             AND t.tgfoid = to_regproc('headwater_changes.capture_' || c.oid) AND t.tgenabled IN ('O', 'A'))
        OR c.relkind = 'p' AND (
-           EXISTS (SELECT FROM pg_partition_tree(c.oid) m WHERE 4 > (
+           EXISTS (SELECT FROM pg_partition_tree(c.oid) m WHERE CASE WHEN m.isleaf THEN 4 ELSE 5 END > (
                SELECT count(*) FROM pg_trigger t
                WHERE t.tgrelid = m.relid AND t.tgfoid = to_regproc('headwater_changes.capture_' || c.oid)
                  AND t.tgenabled IN ('O', 'A')))
@@ -88,6 +88,15 @@ SELECT c.oid, n.nspname, c.relname, c.relkind::text
 FROM (SELECT %(relation)s::oid UNION SELECT relid FROM pg_partition_tree(%(relation)s::oid)) AS m(oid)
 JOIN pg_class c ON c.oid = m.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY c.oid <> %(relation)s::oid, c.oid
+
+-- name: partition_columns
+-- The columns by which these partitioned tables tell their partitions apart, and null if expressions do.
+SELECT DISTINCT a.attname
+FROM pg_partitioned_table p
+CROSS JOIN LATERAL unnest(p.partattrs::smallint[]) AS k(attnum)
+LEFT JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = k.attnum AND k.attnum > 0
+WHERE p.partrelid = ANY (%(members)s::oid[])
+ORDER BY 1
 
 -- name: distrust_consumers
 -- Marks every stream table that reads the changes of a source for a rebuild.
