@@ -32,6 +32,7 @@ from headwater.capture.registry import partitions_moved
 from headwater.catalog import CatalogSource, Closure, EngineName, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
+from headwater.db import install
 from headwater.db.connection import (
     RETRYABLE,
     Connection,
@@ -230,6 +231,7 @@ class Refresher:
             with transaction(connection, repeatable_read=True):
                 self.name_transaction(stream_table_id)
                 self.lock_tables(closure.tables)
+                install.hold_version(connection)
                 return self._refresh_members(stream_table_id, closure, request)
         except (_Failed, psycopg.Error) as error:
             cause = error.error.__cause__ if isinstance(error, _Failed) else error

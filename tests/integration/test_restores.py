@@ -18,7 +18,7 @@ from tests.integration.support import assert_fresh, capture_triggers, contents, 
 import headwater
 from headwater import Headwater
 from headwater.embedded import Installation, Server, find_installations
-from headwater.errors import ConsumerLost, MissingPrivilege, RepairNeeded
+from headwater.errors import ConsumerLost, MissingPrivilege, RefreshFailed, RepairNeeded
 
 Connection = psycopg.Connection[Any]
 
@@ -249,6 +249,9 @@ def test_a_repair_that_was_interrupted_is_completed_by_refreshes(
     restore(target.installation, dsn, tmp_path / "shop.sql")
     write(dsn)
     with headwater.connect(dsn) as hw:
+        hw.connection.execute("DELETE FROM headwater.frontier")  # as if each had been given up
+        with pytest.raises(RepairNeeded):
+            hw.refresh("public.named")
         with monkeypatch.context() as patch:
             patch.setattr("headwater.repair.Repair._repair", interrupt)
             with pytest.raises(KeyboardInterrupt):
@@ -258,6 +261,29 @@ def test_a_repair_that_was_interrupted_is_completed_by_refreshes(
             assert_fresh(hw, name)
         hw.connection.execute("INSERT INTO public.items VALUES (204, 'a', 4)")
         assert hw.refresh("public.most")[-1].action == "delta"
+
+
+def test_one_table_restored_after_it_was_dropped(target: Server, tmp_path: Path) -> None:
+    """With its triggers, which call a function that was made for the table before."""
+    dsn = new_database(target, "one_table")
+    with headwater.connect(dsn) as hw:
+        hw.init()
+        fill(hw)
+        dump(target.installation, dsn, tmp_path / "items.sql", "--table=public.items")
+        hw.connection.execute("DROP TABLE public.items CASCADE")
+        restore(target.installation, dsn, tmp_path / "items.sql")
+        assert len(capture_triggers(hw.connection, "public.items")) == 4
+        write(dsn)
+        with pytest.raises(RefreshFailed, match=r"public\.items, which it reads, was dropped"):
+            hw.refresh("public.most")
+        repaired = {item.stream_table: item.status for item in hw.repair()}
+        intact = {"public.most", "public.sold"}
+        assert repaired == {name: "intact" if name in intact else "rebuilt" for name in names()}
+        hw.connection.execute("INSERT INTO public.items VALUES (205, 'c', 4)")
+        for name in names():
+            hw.refresh(name)
+            assert_fresh(hw, name)
+        assert hw.verify("public.named").equal
 
 
 def interrupt(*_: object) -> None:

@@ -4,6 +4,10 @@
 and `migrate` runs those that a database has not seen, each in a transaction of its own. Replaying all of them
 gives the same as `schema.sql`; a test says so.
 
+A migration waits for refreshes that run, which hold a lock on `headwater.migration`, and holds off those that
+begin, which then find another version than they know. So no program works on a catalog that changes under
+it, and one that is killed leaves the steps that it had finished. The next one goes on from there.
+
 A catalog that came from a dump is full of numbers of another database: oids, transactions, snapshots. It is
 told by rows that name the transaction that wrote them: those of migrations and of frontiers. In a physical
 copy, after a promotion, `pg_upgrade` or in a clone made by CREATE DATABASE, the server's own `xmin` of such a
@@ -13,12 +17,12 @@ row is still that transaction; a restored row has the transaction of the restore
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 
 import psycopg
 
-from headwater.db.connection import Connection, one, transaction, translated
+from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.queries import query
 from headwater.db.work import statement
 from headwater.errors import (
@@ -30,6 +34,8 @@ from headwater.errors import (
 )
 
 SCHEMAS = ("headwater", "headwater_defs", "headwater_data", "headwater_changes")
+ATTEMPTS = 10
+"""So often a step is tried that meets a deadlock with what still runs."""
 INSTALL_LOCK = 4_855_311_377  # an arbitrary number, the same in every version
 
 
@@ -90,26 +96,39 @@ def migrate(connection: Connection, steps: list[Migration] | None = None) -> lis
     require_primary(connection)
     applied = []
     for migration in steps if steps is not None else migrations():
+        what = f"migration {migration.version} ({migration.name})"
         try:
-            with transaction(connection):
-                connection.execute("SELECT pg_advisory_xact_lock(%s)", (INSTALL_LOCK,))
-                installed = installed_version(connection)
-                if installed is None and migration.version > 1:
-                    raise _not_installed()
-                if installed == 0:
-                    raise _without_rows()
-                if installed is not None and migration.version <= installed:
-                    continue
-                connection.execute(statement(migration.text))
-                _mark(connection, migration)
+            if retried(partial(_step, connection, migration), what=what, attempts=ATTEMPTS):
+                applied.append(migration.version)
         except psycopg.Error as error:
-            raise translated(
-                error, f"migration {migration.version} ({migration.name})", HeadwaterError
-            ) from error
-        applied.append(migration.version)
+            raise translated(error, what, HeadwaterError) from error
     if steps is None:
         require_current(connection)
     return applied
+
+
+def _step(connection: Connection, migration: Migration) -> bool:
+    """Runs one migration; False if the database has seen it."""
+    with transaction(connection):
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (INSTALL_LOCK,))
+        installed = installed_version(connection)
+        if installed is None and migration.version > 1:
+            raise _not_installed()
+        if installed == 0:
+            raise _without_rows()
+        if installed is not None:
+            if migration.version <= installed:
+                return False
+            connection.execute("LOCK TABLE headwater.migration IN ACCESS EXCLUSIVE MODE")
+        connection.execute(statement(migration.text))
+        _mark(connection, migration)
+    return True
+
+
+def hold_version(connection: Connection) -> None:
+    """Keeps the catalog in this program's version until the transaction ends; takes no older snapshot."""
+    connection.execute("LOCK TABLE headwater.migration IN ACCESS SHARE MODE")
+    require_version(one(connection, "SELECT coalesce(max(version), 0) FROM headwater.migration")[0])
 
 
 @dataclass(frozen=True)

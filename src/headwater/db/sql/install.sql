@@ -3,7 +3,7 @@
 -- names given. The transaction that a row names is the one that wrote it, unless a dump brought it here. A stream table
 -- without a frontier must be shown by a view of ours.
 SELECT (SELECT coalesce(max(version), 0) FROM headwater.migration),
-       NOT EXISTS (SELECT FROM headwater.migration m WHERE m.xmin = m.applied_by::xid)
+       EXISTS (SELECT FROM headwater.migration m WHERE m.xmin <> m.applied_by::xid)
        OR EXISTS (SELECT FROM headwater.frontier f WHERE f.xmin <> f.applied_by::xid)
        OR EXISTS (SELECT FROM headwater.stream_table st
                   WHERE st.relation IS NOT NULL
