@@ -19,6 +19,7 @@ import headwater
 from headwater import Headwater
 from headwater.embedded import Installation, Server, find_installations
 from headwater.errors import ConsumerLost, MissingPrivilege, RefreshFailed, RepairNeeded
+from headwater.lifecycle import Options
 
 Connection = psycopg.Connection[Any]
 
@@ -284,6 +285,40 @@ def test_one_table_restored_after_it_was_dropped(target: Server, tmp_path: Path)
             hw.refresh(name)
             assert_fresh(hw, name)
         assert hw.verify("public.named").equal
+
+
+def test_what_the_dump_lacks_does_not_hold_up_the_rest(
+    origin: Server, target: Server, tmp_path: Path
+) -> None:
+    """Also it was taken in the middle of a creation."""
+    with headwater.connect(origin.dsn("shop")) as hw:
+        query = qualified(QUERIES["sold"])
+        half = hw._lifecycle()._prepare("public", "half", query, Options())
+        options = ("--format=custom", "--exclude-table=public.labels")
+        dump(origin.installation, origin.dsn("shop"), tmp_path / "shop.dump", *options)
+        hw._lifecycle()._remove(half, cascade=False)
+    dsn = new_database(target, "lacking")
+    restore(target.installation, dsn, tmp_path / "shop.dump", check=False)
+    with headwater.connect(dsn) as hw:
+        found = {item.stream_table: item for item in hw.repair()}
+        assert found["public.half"].status == "removed"
+        assert found["public.named"].status == "failed"
+        assert "public.labels" in found["public.named"].error
+        assert "repeat headwater repair" in found["public.named"].error
+        others = [name for name in names() if name != "public.named"]
+        assert {found[name].status for name in others} == {"rebuilt"}
+        hw.connection.execute("INSERT INTO public.items VALUES (206, 'c', 4)")
+        for name in others:
+            hw.refresh(name)
+            assert_fresh(hw, name)
+        with pytest.raises(RefreshFailed):
+            hw.refresh("public.named")
+        hw.connection.execute("CREATE TABLE public.labels (label text, kind public.kind)")
+        hw.connection.execute("INSERT INTO public.labels VALUES ('new', 'c')")
+        assert {item.stream_table for item in hw.repair() if item.status == "rebuilt"} == {"public.named"}
+        hw.connection.execute("INSERT INTO public.items VALUES (207, 'c', 4)")
+        assert hw.refresh("public.named")[-1].action == "delta"
+        assert_fresh(hw, "public.named")
 
 
 def interrupt(*_: object) -> None:
