@@ -23,6 +23,7 @@ from headwater.capture.triggers import CHANGES
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.clock import Phases, parse_duration
 from headwater.config import Settings
+from headwater.db import install
 from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.queries import query
 from headwater.db.work import statement
@@ -127,6 +128,7 @@ class Lifecycle:
         try:
             with transaction(connection):
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+                install.hold_version(connection)
                 self._check_free(schema, table)
                 stream_table_id = one(
                     connection,
@@ -247,6 +249,7 @@ class Lifecycle:
         with transaction(connection, repeatable_read=True):
             self._refresher.name_transaction(stream_table_id)
             self._refresher.lock_tables(tables)
+            install.hold_version(connection)
             with phases.measure("plan"):
                 connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
                 definition = self._reader.read(definition_oid(connection, stream_table_id))
@@ -363,6 +366,7 @@ class Lifecycle:
             nonlocal effective
             with transaction(self._connection):
                 self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+                install.hold_version(self._connection)
                 self._connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
                 self._connection.execute(
                     query("catalog", "set_options"),
@@ -415,6 +419,7 @@ class Lifecycle:
         connection, dropped = self._connection, []
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+            install.hold_version(connection)
             members = catalog.with_dependents(connection, stream_table_id)
             readers = [
                 catalog.stream_table(connection, member) for member in members if member != stream_table_id

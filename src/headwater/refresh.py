@@ -357,9 +357,10 @@ class Refresher:
         limit = self._settings.max_buffer_rows
         found = buffers.pending(self._connection, sources, stream_table.frontier, limit)
         labels = {source.relation: source.label for source in sources}
+        truncated = {source.relation: _what_a_mark_means(source) for source in sources}
         for relation, waiting in found.items():
             if waiting.truncated:
-                return _Choice("recompute", f"{labels[relation]} was truncated", waiting.rows)
+                return _Choice("recompute", labels[relation] + truncated[relation], waiting.rows)
             if waiting.rows > limit:
                 return _Choice(
                     "recompute",
@@ -671,6 +672,11 @@ class Refresher:
         except psycopg.Error as error:
             if error.sqlstate is None:
                 raise
+
+
+def _what_a_mark_means(source: CatalogSource) -> str:
+    unseen = ", or its rows were moved between partitions in a way that triggers do not see"
+    return " was truncated" + (unseen if source.partitioned else "")
 
 
 def _check_intact(stream_table: StreamTable, sources: list[CatalogSource]) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 from headwater import catalog
 from headwater.capture.registry import LIFECYCLE_LOCK, capture, reinstall, release_superfluous
 from headwater.catalog import Mode, StreamTable
+from headwater.db import install
 from headwater.db.connection import Connection, one, transaction
 from headwater.db.queries import query
 from headwater.definition import Definition, DefinitionReader, definition_oid
@@ -126,6 +127,7 @@ def bring_up_to_date(
     for kind, number in found:
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+            install.hold_version(connection)
             if kind == "capture":
                 reinstall(connection, number)
             else:

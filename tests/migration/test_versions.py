@@ -32,6 +32,7 @@ from headwater.db.work import Scratch
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
 from headwater.errors import CatalogVersionMismatch
+from headwater.lifecycle import Lifecycle, Options
 from headwater.refresh import Refresher, Request
 
 Connection = psycopg.Connection[Any]
@@ -156,6 +157,7 @@ def test_a_refresh_waits_for_a_migration_that_runs(dsn: str) -> None:
         hw.create("public.st", "SELECT id FROM public.items")
         hw.connection.execute("INSERT INTO public.items VALUES (1)")
         refresher = Refresher(worker, Settings(), DefinitionReader(worker), Dispatch(dsn))
+        lifecycle = Lifecycle(worker, Settings(), DefinitionReader(worker), refresher)
         st = catalog.find(worker, "public.st")
         migrating.execute("LOCK TABLE headwater.migration IN ACCESS EXCLUSIVE MODE")
         migrating.execute("INSERT INTO headwater.migration VALUES (%s, 'next')", (NEXT.version,))
@@ -164,3 +166,10 @@ def test_a_refresh_waits_for_a_migration_that_runs(dsn: str) -> None:
             migrating.commit()
             with pytest.raises(CatalogVersionMismatch):
                 future.result()
+        for verb in (
+            lambda: lifecycle.drop(st),
+            lambda: lifecycle.alter(st, mode="full"),
+            lambda: lifecycle.create("public.more", "SELECT 1 AS one", Options()),
+        ):  # as of a program that has looked at the version before
+            with pytest.raises(CatalogVersionMismatch):
+                verb()
