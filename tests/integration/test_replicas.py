@@ -155,13 +155,19 @@ def test_a_server_that_is_read_only(primary: Server) -> None:
 
 
 def test_pg_upgrade(tmp_path: Path) -> None:
-    """It keeps oids and transactions, so stream tables need nothing."""
+    """It keeps oids and transactions, also their epoch, so stream tables need nothing."""
     found = sorted(find_installations(), key=lambda each: each.version)
     old, new = found[0], found[-1]
     if old.major == new.major:
         pytest.skip("only one version of PostgreSQL is installed here")
+    start(old, tmp_path / "old").stop()
+    reset = [str(old.bin_dir / "pg_resetwal"), "--epoch=3", f"--pgdata={tmp_path / 'old' / 'data'}"]
+    subprocess.run([*_identity().prefix, *reset], check=True, capture_output=True, timeout=60)
     with start(old, tmp_path / "old") as server:
         prepare(server)
+        with psycopg.connect(server.dsn("shop")) as conn:
+            xmin = value(conn, "SELECT pg_snapshot_xmin(snapshot)::text FROM headwater.frontier LIMIT 1")
+            assert int(xmin) >> 32 == 3
         secret = str(conninfo_to_dict(server.dsn())["password"])
     (tmp_path / "new").mkdir()
     shutil.copy2(tmp_path / "old" / "password", tmp_path / "new")
