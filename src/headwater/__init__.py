@@ -17,6 +17,7 @@ from headwater.explain import Explanation
 from headwater.history import HistoryEntry, Outcome
 from headwater.jobs import RunningJob
 from headwater.monitor import StreamTableStatus
+from headwater.repair import Repaired
 from headwater.verify import Verification
 
 # What is logged is for the program that we are part of: it decides where it goes, if anywhere.
@@ -29,6 +30,7 @@ __all__ = [
     "HistoryEntry",
     "MissingIndex",
     "Outcome",
+    "Repaired",
     "RunningJob",
     "Setting",
     "StreamTable",

@@ -25,6 +25,7 @@ from headwater.keeping import kept_layers
 from headwater.lifecycle import Lifecycle, Options
 from headwater.monitor import StreamTableStatus, statuses
 from headwater.refresh import Refresher, Request
+from headwater.repair import Repair, Repaired
 from headwater.verify import Verification, verify
 
 
@@ -74,13 +75,24 @@ class Headwater:
         """Brings an older catalog up to date; the versions that were applied."""
         return install.migrate(self._connection)
 
+    def repair(self) -> builtins.list[Repaired]:
+        """Puts right what a restore from a dump or a DROP … CASCADE left; what became of each."""
+        state = self._state()
+        install.require_primary(self._connection)
+        settings = self._applied_settings(state)
+        refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
+        lifecycle = Lifecycle(self._connection, settings, self._reader, refresher)
+        repair = Repair(self._connection, settings.lock_attempts, refresher, lifecycle)
+        return repair.run(restored=state.restored)
+
     def settings(self) -> builtins.list[Setting]:
         """Every setting with its value and where it came from."""
-        return self._resolved()[1]
+        return self._resolved(self._state())[1]
 
     def set(self, name: str, value: str) -> None:
         """Stores a setting in the database."""
         install.require_current(self._connection)
+        install.require_primary(self._connection)
         config.checked(name, value)
         self._connection.execute(
             "INSERT INTO headwater.setting (name, value) VALUES (%s, %s)"
@@ -201,9 +213,16 @@ class Headwater:
 
     # parts
 
-    def _settings(self) -> Settings:
+    def _settings(self, *, writing: bool = False) -> Settings:
         """The effective settings; those that the session itself has are applied to it."""
-        settings = self._resolved()[0]
+        state = self._state()
+        install.require_repaired(state)
+        if writing and state.read_only:
+            install.require_primary(self._connection)
+        return self._applied_settings(state)
+
+    def _applied_settings(self, state: install.State) -> Settings:
+        settings = self._resolved(state)[0]
         if settings != self._applied:
             for name, value in (
                 ("lock_timeout", f"{settings.lock_timeout_ms}ms"),
@@ -213,23 +232,30 @@ class Headwater:
             self._applied = settings
         return settings
 
-    def _resolved(self) -> tuple[Settings, builtins.list[Setting]]:
-        version, stored, server = install.read_state(self._connection, sorted(config.RULES))
-        install.require_version(version)
+    def _state(self) -> install.State:
+        """The state of the database, whose catalog is of the version that this program knows."""
+        state = install.read_state(self._connection, sorted(config.RULES))
+        install.require_version(state.version)
+        return state
+
+    def _resolved(self, state: install.State) -> tuple[Settings, builtins.list[Setting]]:
         environment = {
             name: os.environ[variable]
             for name in config.RULES
             if (variable := f"HEADWATER_{name.upper()}") in os.environ
         }
         return config.resolve(
-            ("flag", self._overrides), ("environment", environment), ("table", stored), ("server", server)
+            ("flag", self._overrides),
+            ("environment", environment),
+            ("table", state.stored),
+            ("server", state.server),
         )
 
     def _refresher(self) -> Refresher:
-        return Refresher(self._connection, self._settings(), self._reader, self._dispatch)
+        return Refresher(self._connection, self._settings(writing=True), self._reader, self._dispatch)
 
     def _lifecycle(self) -> Lifecycle:
-        settings = self._settings()
+        settings = self._settings(writing=True)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
         return Lifecycle(self._connection, settings, self._reader, refresher)
 

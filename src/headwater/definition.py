@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 from sqlglot import exp
 
+from headwater.catalog import LONGEST_NAME
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.errors import RefreshFailed
@@ -88,7 +89,7 @@ class Definition:
     plan: IncrementalPlan | None
     keepables: tuple[Keepable, ...]  # parts of the plan that may get storage of their own
     reasons: tuple[str, ...]
-    code: str  # a digest of the functions of users' own that it calls
+    code: str  # a digest of the functions of users' own that it calls, and of how collations sort
     relations: tuple[int, ...]  # all that it reads, plain views included
     signature: str
     _layers: dict[tuple[tuple[str, int], ...], Layers] = field(
@@ -128,8 +129,19 @@ class Definition:
         return self._layers[key]
 
 
-def definition_name(stream_table_id: int) -> sql.Identifier:
-    return sql.Identifier(DEFINITIONS, f"def_{stream_table_id}")
+def new_definition_name(stream_table_id: int, label: str) -> sql.Identifier:
+    """The name of a definition view that is to be made, as `headwater.definition` finds it.
+
+    It also names the stream table: it is in the server's words when a change to a source is refused.
+    """
+    name = f"def_{stream_table_id} of {label}"
+    return sql.Identifier(DEFINITIONS, name.encode()[:LONGEST_NAME].decode(errors="ignore"))
+
+
+def definition_name(connection: Connection, stream_table_id: int) -> sql.Identifier:
+    view = definition_oid(connection, stream_table_id)
+    name = one(connection, "SELECT relname FROM pg_class WHERE oid = %s::oid", (view,))[0]
+    return sql.Identifier(DEFINITIONS, name)
 
 
 def canonical_text(connection: Connection, view: int) -> str:
@@ -156,14 +168,20 @@ class DefinitionReader:
 
 def definition_oid(connection: Connection, stream_table_id: int) -> int:
     """The definition view of a stream table."""
-    name = definition_name(stream_table_id).as_string(connection)
-    oid = one(connection, "SELECT to_regclass(%s)::oid", (name,))[0]
+    oid = find_definition(connection, stream_table_id)
     if oid is None:
         raise RefreshFailed(
-            f"the definition {name} is gone",
-            hint="it was dropped, by hand or with something that it reads: drop the stream table as well",
+            f"the definition of stream table {stream_table_id} is gone",
+            hint="it was dropped, by hand or with something that it reads: headwater repair makes it again"
+            " once that is there; or drop the stream table as well",
         )
-    return int(oid)
+    return oid
+
+
+def find_definition(connection: Connection, stream_table_id: int) -> int | None:
+    """The definition view of a stream table, if it is there."""
+    oid: int | None = one(connection, "SELECT headwater.definition(%s)", (stream_table_id,))[0]
+    return oid
 
 
 def expression_types(
@@ -238,7 +256,7 @@ def _read_definition(connection: Connection, view: int) -> Definition:
         plan,
         keepables,
         tuple(reasons),
-        _digest(functions),
+        _digest(functions, _collations(connection, oids)),
         oids,
         _signature(connection, view, oids),
     )
@@ -413,9 +431,15 @@ def _plain_values(text: str) -> str:
     return text.replace("( VALUES", "(VALUES")
 
 
-def _digest(functions: Sequence[volatility.Function]) -> str:
+def _digest(functions: Sequence[volatility.Function], collations: Sequence[tuple[int, str]]) -> str:
     own = sorted((function.oid, function.code) for function in functions if not function.builtin)
-    return hashlib.sha256(repr(own).encode()).hexdigest()[:16] if own else ""
+    found = [*own, *collations]
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16] if found else ""
+
+
+def _collations(connection: Connection, relations: Sequence[int]) -> list[tuple[int, str]]:
+    rows = connection.execute(query("definition", "collations"), {"relations": list(relations)})
+    return [(int(oid), str(version)) for oid, version in rows]
 
 
 def _enums(connection: Connection, types: set[int]) -> frozenset[int]:

@@ -49,6 +49,7 @@ _STOP_SIGNALS: dict[StopMode, signal.Signals] = {
     "fast": signal.SIGINT,
     "immediate": signal.SIGQUIT,
 }
+_ACCEPTING = ("ready", "standby")  # what a postmaster that takes connections says of itself
 _START_ATTEMPTS = 10
 _PORT_TAKEN = "could not create any TCP/IP sockets"
 _INVALID_LOCALE = "invalid locale name"
@@ -330,7 +331,7 @@ class Server:
                 return False
             with contextlib.suppress(FileNotFoundError):
                 status = (self._cluster / "postmaster.pid").read_text().splitlines()
-                if len(status) > 7 and status[0] == str(process.pid) and status[7].strip() == "ready":
+                if len(status) > 7 and status[0] == str(process.pid) and status[7].strip() in _ACCEPTING:
                     return True
             time.sleep(0.02)
         raise self._error(f"is not ready after {self._timeout:g} s", log_start)

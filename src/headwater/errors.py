@@ -38,6 +38,14 @@ class CatalogVersionMismatch(HeadwaterError):
     """The catalog is older or newer than this program."""
 
 
+class RepairNeeded(HeadwaterError):
+    """The database was restored from a dump, and its catalog speaks of another one; `headwater repair`."""
+
+
+class ReadOnlyServer(HeadwaterError):
+    """The server is a standby, or read-only; what changes something needs the primary."""
+
+
 class MissingPrivilege(HeadwaterError):
     """The role may not do what is asked; the hint holds the GRANT."""
 

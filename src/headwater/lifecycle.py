@@ -23,6 +23,7 @@ from headwater.capture.triggers import CHANGES
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.clock import Phases, parse_duration
 from headwater.config import Settings
+from headwater.db import install
 from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.queries import query
 from headwater.db.work import statement
@@ -32,6 +33,8 @@ from headwater.definition import (
     ReadRelation,
     definition_name,
     definition_oid,
+    find_definition,
+    new_definition_name,
 )
 from headwater.errors import (
     AlreadyExists,
@@ -42,6 +45,7 @@ from headwater.errors import (
     InvalidSetting,
     InvalidSource,
     MissingPrivilege,
+    RefreshFailed,
 )
 from headwater.history import Outcome
 from headwater.plan.dialect import identifier
@@ -91,7 +95,7 @@ class Lifecycle:
                 )
             schema = schemas[0]
         label = f"{schema}.{table}"
-        self._clear_dead_creation(schema, table)
+        self.clear_dead_creation(schema, table)
         try:
             stream_table_id = retried(
                 lambda: self._prepare(schema, table, text, options),
@@ -124,6 +128,7 @@ class Lifecycle:
         try:
             with transaction(connection):
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+                install.hold_version(connection)
                 self._check_free(schema, table)
                 stream_table_id = one(
                     connection,
@@ -183,7 +188,7 @@ class Lifecycle:
     def _create_definition(self, stream_table_id: int, text: str, label: str) -> int:
         """The definition view, made from the user's text under the user's own search_path."""
         connection = self._connection
-        name = definition_name(stream_table_id)
+        name = new_definition_name(stream_table_id, label)
         body = statement(text.strip().rstrip(";"))
         connection.execute(
             "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true)"
@@ -236,7 +241,7 @@ class Lifecycle:
                     hint=f"GRANT TRIGGER ON {relation.label} TO {identifier(role)}; mode full does without",
                 )
 
-    def _load(self, stream_table_id: int) -> None:
+    def _load(self, stream_table_id: int, reason: str = "it was created") -> None:
         """The second transaction: the first rows, at a snapshot that is the first frontier."""
         connection, phases = self._connection, Phases()
         stream_table = catalog.stream_table(connection, stream_table_id)
@@ -244,6 +249,7 @@ class Lifecycle:
         with transaction(connection, repeatable_read=True):
             self._refresher.name_transaction(stream_table_id)
             self._refresher.lock_tables(tables)
+            install.hold_version(connection)
             with phases.measure("plan"):
                 connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
                 definition = self._reader.read(definition_oid(connection, stream_table_id))
@@ -253,6 +259,13 @@ class Lifecycle:
             rows, decision, traffic = self._refresher.load(stream_table, plan, table, phases, decision)
             view = storage.create_view(connection, stream_table.schema, stream_table.name, table, plan)
             connection.execute(query("catalog", "set_active"), {"id": stream_table_id, "relation": view})
+            connection.execute(
+                query("catalog", "set_fingerprint"),
+                {"id": stream_table_id, "fingerprint": definition.fingerprint(stream_table.mode)},
+            )
+            connection.execute(
+                query("catalog", "set_rebuild_reason"), {"id": stream_table_id, "reason": None}
+            )
             connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
             history.record(
                 connection,
@@ -265,7 +278,7 @@ class Lifecycle:
                     engine_reason=decision.reason,
                     bytes_in=traffic.bytes_read if traffic and traffic.known else None,
                     bytes_out=traffic.bytes_written if traffic else None,
-                    reason="it was created",
+                    reason=reason,
                     elapsed=phases.elapsed,
                     snapshot=one(connection, "SELECT pg_current_snapshot()::text")[0],
                     rows_in=rows,
@@ -287,7 +300,7 @@ class Lifecycle:
                 self._unlock_creator(stream_table_id)
         return ""
 
-    def _clear_dead_creation(self, schema: str, table: str) -> None:
+    def clear_dead_creation(self, schema: str, table: str) -> None:
         """Removes what a creator left that died between its two transactions."""
         found = self._initializing(schema, table)
         if found is None:
@@ -312,6 +325,26 @@ class Lifecycle:
     def _unlock_creator(self, stream_table_id: int) -> None:
         self._connection.execute("SELECT pg_advisory_unlock(%s, %s)", (CREATOR_LOCK, stream_table_id))
 
+    # repair
+
+    def reload(self, stream_table: StreamTable, reason: str) -> None:
+        """Loads a stream table whose view or storage is gone, and shows it under its name again."""
+
+        def attempt() -> None:
+            with transaction(self._connection):
+                storage.drop(self._connection, stream_table.id)
+                self._drop_own_changes(stream_table.id)
+                self._connection.execute(
+                    query("repair", "give_up_followers"), {"id": stream_table.id, "reason": reason}
+                )
+            self._load(stream_table.id, reason)
+
+        what = f"repair of {stream_table.label}"
+        try:
+            retried(attempt, what=what, attempts=self._settings.lock_attempts)
+        except psycopg.Error as error:
+            raise translated(error, what, RefreshFailed) from error
+
     # alter
 
     def alter(
@@ -333,6 +366,7 @@ class Lifecycle:
             nonlocal effective
             with transaction(self._connection):
                 self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+                install.hold_version(self._connection)
                 self._connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
                 self._connection.execute(
                     query("catalog", "set_options"),
@@ -385,6 +419,7 @@ class Lifecycle:
         connection, dropped = self._connection, []
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+            install.hold_version(connection)
             members = catalog.with_dependents(connection, stream_table_id)
             readers = [
                 catalog.stream_table(connection, member) for member in members if member != stream_table_id
@@ -420,16 +455,23 @@ class Lifecycle:
                     sql.SQL(" CASCADE" if cascade else ""),
                 )
             )
-        connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(definition_name(stream_table_id)))
+        if find_definition(connection, stream_table_id) is not None:
+            connection.execute(sql.SQL("DROP VIEW {}").format(definition_name(connection, stream_table_id)))
         storage.drop(connection, stream_table_id)
         storage.drop_kept(connection, stream_table_id)
-        own = connection.execute(query("refresh", "own_change_table"), {"id": stream_table_id}).fetchone()
-        if own is not None:
-            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(CHANGES, own[0])))
+        self._drop_own_changes(stream_table_id)
         connection.execute(query("catalog", "delete_stream_table"), {"id": stream_table_id})
         return stream_table.label
 
     # shared
+
+    def _drop_own_changes(self, stream_table_id: int) -> None:
+        """Ends the capture of a stream table as a source."""
+        connection = self._connection
+        own = connection.execute(query("refresh", "own_change_table"), {"id": stream_table_id}).fetchone()
+        if own is not None:
+            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(CHANGES, own[0])))
+            connection.execute(query("catalog", "forget_own_capture"), {"id": stream_table_id})
 
     def _role(self) -> str:
         return str(one(self._connection, "SELECT current_user")[0])

@@ -32,6 +32,7 @@ from headwater.capture.registry import partitions_moved
 from headwater.catalog import CatalogSource, Closure, EngineName, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
+from headwater.db import install
 from headwater.db.connection import (
     RETRYABLE,
     Connection,
@@ -59,7 +60,7 @@ from headwater.history import Outcome
 from headwater.keeping import keep_anew, kept_layers
 from headwater.maintenance import apply, bring_kept_up_to_date, compute, concerns, stage
 from headwater.plan.maintain import GroupPlan, MaintenancePlan
-from headwater.registration import bring_up_to_date
+from headwater.registration import bring_up_to_date, outdated
 
 if TYPE_CHECKING:
     from headwater.engine.spark.engine import SparkEngine
@@ -88,6 +89,10 @@ class _Choice:
 
 
 DATA_EXCEPTION = "22"
+DOMAIN_VIOLATIONS = ("23502", "23514")
+"""A domain was given a constraint that rows which were there before need not meet."""
+MOVED = frozenset({"42P01", "42703", "42883", "42704", "3F000"})
+"""Something is not there under the name that the plan has for it."""
 FEW_ROWS = 100
 """So few change rows are always taken in as a delta; what that takes is known again then."""
 NOTHING_CHANGED = ""
@@ -129,7 +134,9 @@ class _Failed(Exception):
         """The reason to recompute, if that can help."""
         if isinstance(self.error, DriftDetected):
             return f"{self.error.message}: {self.error.detail}"
-        if (getattr(self.error.__cause__, "sqlstate", None) or "").startswith(DATA_EXCEPTION):
+        if (getattr(self.error.__cause__, "sqlstate", None) or "").startswith(
+            (DATA_EXCEPTION, *DOMAIN_VIOLATIONS)
+        ):
             # A term may join a new row with an old one that were never there together, and divide by zero.
             return f"its delta met an error that the query itself need not meet: {self.error.message}"
         return None
@@ -210,18 +217,31 @@ class Refresher:
 
     def _attempt(self, stream_table_id: int, request: Request) -> list[Outcome]:
         connection = self._connection
-        closure = catalog.closure(connection, stream_table_id)
-        members = catalog.stream_tables(connection, list(closure.order))
-        bring_up_to_date(connection, self._reader, members)
-        for member in members:
+        closure = self.adopt(stream_table_id)
+        for member in catalog.stream_tables(connection, list(closure.order)):
             if member.mode == "differential" and member.frontier is None:
                 # Protects the change rows from here on until the rebuild has its own snapshot.
                 connection.execute(query("catalog", "set_frontier"), {"id": member.id})
                 self._mark_for_rebuild(member.id, member.rebuild_reason or "it has never been loaded")
-        with transaction(connection, repeatable_read=True):
-            self.name_transaction(stream_table_id)
-            self.lock_tables(closure.tables)
-            return self._refresh_members(stream_table_id, closure, request)
+        try:
+            with transaction(connection, repeatable_read=True):
+                self.name_transaction(stream_table_id)
+                self.lock_tables(closure.tables)
+                install.hold_version(connection)
+                return self._refresh_members(stream_table_id, closure, request)
+        except (_Failed, psycopg.Error) as error:
+            cause = error.error.__cause__ if isinstance(error, _Failed) else error
+            if getattr(cause, "sqlstate", None) in MOVED and outdated(connection, closure.order):
+                # Renaming a schema waits for nobody. What is locked later than the plan is made, neither.
+                raise psycopg.errors.SerializationFailure("what it reads was renamed meanwhile") from error
+            raise
+
+    def adopt(self, stream_table_id: int) -> Closure:
+        """Registers what changed under a stream table and those it reads; which these are now."""
+        closure, adopted = catalog.closure(self._connection, stream_table_id), list[tuple[str, int]]()
+        while (found := bring_up_to_date(self._connection, self._reader, closure.order)) and found != adopted:
+            adopted, closure = found, catalog.closure(self._connection, stream_table_id)  # it may read more
+        return closure
 
     def _refresh_members(self, stream_table_id: int, closure: Closure, request: Request) -> list[Outcome]:
         by_id = {member.id: member for member in catalog.stream_tables(self._connection, list(closure.order))}
@@ -333,9 +353,10 @@ class Refresher:
         limit = self._settings.max_buffer_rows
         found = buffers.pending(self._connection, sources, stream_table.frontier, limit)
         labels = {source.relation: source.label for source in sources}
+        truncated = {source.relation: _what_a_mark_means(source) for source in sources}
         for relation, waiting in found.items():
             if waiting.truncated:
-                return _Choice("recompute", f"{labels[relation]} was truncated", waiting.rows)
+                return _Choice("recompute", labels[relation] + truncated[relation], waiting.rows)
             if waiting.rows > limit:
                 return _Choice(
                     "recompute",
@@ -636,6 +657,11 @@ class Refresher:
                 raise
 
 
+def _what_a_mark_means(source: CatalogSource) -> str:
+    unseen = ", or its rows were moved between partitions in a way that triggers do not see"
+    return " was truncated" + (unseen if source.partitioned else "")
+
+
 def _check_intact(stream_table: StreamTable, sources: list[CatalogSource]) -> None:
     if stream_table.status == "initializing":
         raise RefreshFailed(
@@ -646,7 +672,7 @@ def _check_intact(stream_table: StreamTable, sources: list[CatalogSource]) -> No
     if gone:
         raise RefreshFailed(
             f"{stream_table.label} cannot be refreshed: {gone} was dropped",
-            hint=f"headwater drop {stream_table.label}, then create it again",
+            hint=f"headwater repair, once it is there again; or headwater drop {stream_table.label}",
         )
 
 

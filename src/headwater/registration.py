@@ -8,11 +8,13 @@ definition, and the stream table is rebuilt; so is every consumer of a source wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from headwater import catalog
 from headwater.capture.registry import LIFECYCLE_LOCK, capture, reinstall, release_superfluous
 from headwater.catalog import Mode, StreamTable
+from headwater.db import install
 from headwater.db.connection import Connection, one, transaction
 from headwater.db.queries import query
 from headwater.definition import Definition, DefinitionReader, definition_oid
@@ -43,6 +45,7 @@ def register(
         query("catalog", "set_planned"),
         {
             "id": stream_table_id,
+            "definition": definition.text,
             "fingerprint": definition.fingerprint(mode),
             "signature": definition.signature,
             "signature_of": list(definition.relations),
@@ -110,17 +113,27 @@ def register_anew(
     release_superfluous(connection)
 
 
-def bring_up_to_date(connection: Connection, reader: DefinitionReader, members: list[StreamTable]) -> None:
-    """Adopts changed definitions and repairs broken capture, so that a refresh can trust both."""
-    ids = sorted(member.id for member in members)
-    for kind, number in connection.execute(query("catalog", "outdated"), {"ids": ids}).fetchall():
+def outdated(connection: Connection, members: Sequence[int]) -> list[tuple[str, int]]:
+    """Stream tables among these with another definition than was planned, and sources with broken capture."""
+    found = connection.execute(query("catalog", "outdated"), {"ids": sorted(members)}).fetchall()
+    return [(str(kind), int(number)) for kind, number in found]
+
+
+def bring_up_to_date(
+    connection: Connection, reader: DefinitionReader, members: Sequence[int]
+) -> list[tuple[str, int]]:
+    """Adopts changed definitions and repairs broken capture, for a refresh to trust; what these were."""
+    found = outdated(connection, members)
+    for kind, number in found:
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+            install.hold_version(connection)
             if kind == "capture":
                 reinstall(connection, number)
             else:
                 connection.execute(query("catalog", "lock_stream_table"), {"id": number})
                 _adopt(connection, reader, catalog.stream_table(connection, number))
+    return found
 
 
 def _adopt(connection: Connection, reader: DefinitionReader, stream_table: StreamTable) -> None:
@@ -129,4 +142,5 @@ def _adopt(connection: Connection, reader: DefinitionReader, stream_table: Strea
     if mode == stream_table.mode and definition.fingerprint(mode) == stream_table.fingerprint:
         register(connection, stream_table.id, stream_table.label, definition, mode)
     else:
-        register_anew(connection, stream_table, definition, mode, "the meaning of its query changed")
+        reason = stream_table.rebuild_reason or "the meaning of its query changed"
+        register_anew(connection, stream_table, definition, mode, reason)

@@ -81,7 +81,7 @@ def _verify(
             notes.append("it recomputes at each refresh and is compared as it is stored")
         connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
         definition = refresher.read_definition(stream_table)
-        query = definition_name(stream_table.id).as_string(connection)
+        query = definition_name(connection, stream_table.id).as_string(connection)
         stored = f"{identifier(stream_table.schema)}.{identifier(stream_table.name)}"
         missing = _difference(connection, definition, query, stored)
         surplus = _difference(connection, definition, stored, query)

@@ -13,6 +13,7 @@ from psycopg import sql
 
 from headwater import Headwater, Outcome, catalog
 from headwater.db.work import statement
+from headwater.definition import definition_name
 
 Connection = psycopg.Connection[Any]
 Result = TypeVar("Result")
@@ -40,7 +41,12 @@ def stored_and_wanted(hw: Headwater, name: str) -> tuple[Counter[str], Counter[s
     """The rows that users see and those that the query gives now, in the text of their values."""
     found = catalog.find(hw.connection, name)
     view = sql.Identifier(found.schema, found.name).as_string(hw.connection)
-    return contents(hw.connection, view), contents(hw.connection, f"headwater_defs.def_{found.id}")
+    return contents(hw.connection, view), contents(hw.connection, definition(hw, found.id))
+
+
+def definition(hw: Headwater, stream_table_id: int) -> str:
+    """The SQL name of a stream table's definition view."""
+    return definition_name(hw.connection, stream_table_id).as_string(hw.connection)
 
 
 def assert_fresh(hw: Headwater, name: str) -> None:
@@ -53,7 +59,7 @@ def assert_equal(hw: Headwater, name: str) -> None:
     """As `assert_fresh`, by the equality of the types: 1.0 may stand for 1.00 in a key of a group."""
     found = catalog.find(hw.connection, name)
     view = sql.Identifier(found.schema, found.name).as_string(hw.connection)
-    query = f"headwater_defs.def_{found.id}"
+    query = definition(hw, found.id)
     for left, right in ((query, view), (view, query)):
         difference = statement(f"SELECT * FROM (TABLE {left} EXCEPT ALL TABLE {right}) AS d")
         assert hw.connection.execute(difference).fetchall() == [], f"{left} has what {right} lacks"

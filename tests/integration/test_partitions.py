@@ -12,7 +12,7 @@ from tests.integration.support import assert_fresh, footprint, refresh, value
 from headwater import Headwater, catalog
 from headwater.config import Settings
 from headwater.db.connection import connect
-from headwater.db.work import Scratch
+from headwater.db.work import Scratch, statement
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
 from headwater.refresh import Refresher, Request
@@ -38,6 +38,9 @@ INSERT INTO kinds VALUES ('a', 'A'), ('b', 'B');
 ATTACH = "ALTER TABLE sales ATTACH PARTITION high FOR VALUES FROM (200) TO (300)"
 DETACH = "ALTER TABLE sales DETACH PARTITION high"
 MOVED = "a partition of public.sales was attached or detached"
+TRUNCATED = (
+    "public.sales was truncated, or its rows were moved between partitions in a way that triggers do not see"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +98,7 @@ def test_truncate_of_a_partition_is_recomputed(hw: Headwater, conn: Connection, 
     hw.create("sums", SUMS)
     conn.execute(f"TRUNCATE {table}")
     outcome = refresh(hw, "sums")
-    assert (outcome.action, outcome.reason) == ("recompute", "public.sales was truncated")
+    assert (outcome.action, outcome.reason) == ("recompute", TRUNCATED)
 
 
 def test_a_partition_that_is_attached_or_detached_is_noticed(hw: Headwater, conn: Connection) -> None:
@@ -212,3 +215,139 @@ def test_what_of_partitions_is_recomputed(hw: Headwater, conn: Connection) -> No
         assert made.mode == "full"
         assert made.mode_reasons[0].startswith(reason)
         hw.drop("st")
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        ["CREATE TABLE fresh PARTITION OF sales FOR VALUES FROM (300) TO (400)"],
+        ["CREATE TABLE middle_z PARTITION OF middle FOR VALUES IN ('z')"],
+        ["CREATE TABLE rest PARTITION OF sales DEFAULT", "INSERT INTO rest VALUES (900, 'a', 1)"],
+        [
+            "CREATE TABLE tree (LIKE sales) PARTITION BY LIST (kind)",
+            "CREATE TABLE leaf PARTITION OF tree DEFAULT",
+            "INSERT INTO tree VALUES (301, 'a', 1)",
+            "ALTER TABLE sales ATTACH PARTITION tree FOR VALUES FROM (300) TO (400)",
+        ],
+        ["ALTER TABLE middle DETACH PARTITION middle_a", "INSERT INTO sales VALUES (103, 'a', 9)"],
+        ["ALTER TABLE sales DETACH PARTITION low CONCURRENTLY", "INSERT INTO low VALUES (5, 'a', 5)"],
+        ["ALTER TABLE sales DETACH PARTITION middle"],
+        ["INSERT INTO low VALUES (6, 'a', 5)", "DROP TABLE low"],
+        ["DROP TABLE middle"],
+        ["TRUNCATE middle_a", "INSERT INTO sales VALUES (104, 'a', 5)"],
+        ["INSERT INTO sales VALUES (105, 'b', 5)", "TRUNCATE middle"],
+        ["CREATE TABLE brief PARTITION OF sales FOR VALUES FROM (400) TO (500)", "DROP TABLE brief"],
+    ],
+    ids=lambda ddl: ddl[0].removeprefix("ALTER TABLE sales ")[:40],
+)
+def test_whatever_becomes_of_partitions(hw: Headwater, conn: Connection, ddl: list[str]) -> None:
+    hw.create("sums", SUMS)
+    hw.create("rows", ROWS)
+    conn.execute("INSERT INTO sales VALUES (9, 'b', 3)")  # waits while the partitions move
+    for step in ddl:
+        conn.execute(statement(step))
+    refresh(hw, "rows")
+    refresh(hw, "sums")
+    leaves = conn.execute(
+        "SELECT relid::regclass::text FROM pg_partition_tree('sales') WHERE relid <> 'sales'::regclass"
+    ).fetchall()
+    conn.execute("UPDATE sales SET price = price + 1")
+    for (table,) in leaves:
+        conn.execute(statement(f"UPDATE {table} SET price = price * 2 WHERE id % 2 = 0"))
+    conn.execute("DELETE FROM sales WHERE id = (SELECT min(id) FROM sales)")
+    assert refresh(hw, "sums").action == "delta"
+    assert refresh(hw, "rows").action == "delta"
+
+
+def test_rows_that_move_through_a_default_partition(hw: Headwater, conn: Connection) -> None:
+    """An update may take a row from a partition of a partition to a default one and back."""
+    conn.execute("CREATE TABLE rest PARTITION OF sales DEFAULT")
+    hw.create("sums", SUMS)
+    hw.create("rows", ROWS)
+    for move in (
+        "UPDATE sales SET id = id + 1000 WHERE id < 200",
+        "UPDATE rest SET kind = CASE kind WHEN 'a' THEN 'b' ELSE 'a' END",
+        "UPDATE sales SET id = id - 1000, kind = 'a' WHERE id > 1000",
+        "UPDATE middle SET kind = 'q'",
+    ):
+        conn.execute(move)
+        for name in ("sums", "rows"):
+            assert refresh(hw, name).action == "delta"
+
+
+def test_a_partition_whose_detaching_was_interrupted(hw: Headwater, dsn: str, conn: Connection) -> None:
+    """It is no partition for new statements any more, although it is not detached yet."""
+    hw.create("sums", SUMS)
+    with psycopg.connect(dsn) as reader, psycopg.connect(dsn, autocommit=True) as impatient:
+        reader.execute("SELECT count(*) FROM sales")
+        impatient.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            impatient.execute("ALTER TABLE sales DETACH PARTITION low CONCURRENTLY")
+    assert value(conn, "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = 'low'::regclass")
+    refresh(hw, "sums")
+    conn.execute("INSERT INTO low VALUES (7, 'b', 4); INSERT INTO sales VALUES (107, 'b', 4)")
+    refresh(hw, "sums")
+    conn.execute("ALTER TABLE sales DETACH PARTITION low FINALIZE")
+    conn.execute("INSERT INTO low VALUES (8, 'b', 4); INSERT INTO sales VALUES (108, 'b', 4)")
+    refresh(hw, "sums")
+    conn.execute("INSERT INTO sales VALUES (110, 'b', 4)")
+    assert refresh(hw, "sums").action == "delta"
+
+
+def test_a_partition_that_is_created_by_a_transaction_that_writes_to_it(
+    hw: Headwater, dsn: str, conn: Connection
+) -> None:
+    hw.create("sums", SUMS)
+    with psycopg.connect(dsn) as writer:
+        writer.execute("INSERT INTO sales VALUES (3, 'b', 4)")
+        writer.execute("CREATE TABLE fresh PARTITION OF sales FOR VALUES FROM (300) TO (400)")
+        writer.execute("INSERT INTO fresh VALUES (301, 'a', 4)")
+        writer.execute("SAVEPOINT undone")
+        writer.execute("DROP TABLE low")
+        writer.execute("ROLLBACK TO undone")
+        writer.execute("UPDATE sales SET id = 302 WHERE id = 3")
+    assert refresh(hw, "sums").reason == MOVED
+    conn.execute("UPDATE fresh SET price = 1")
+    assert refresh(hw, "sums").action == "delta"
+
+
+MOVING = "MERGE INTO sales s USING (VALUES (101)) AS n(id) ON s.id = n.id WHEN MATCHED THEN UPDATE SET id = 1"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        MOVING,
+        "MERGE INTO sales s USING (VALUES (102), (5)) AS n(id) ON s.id = n.id"
+        " WHEN MATCHED THEN UPDATE SET id = 3 WHEN NOT MATCHED THEN INSERT VALUES (5, 'a', 0)",
+        "MERGE INTO middle s USING (VALUES (101)) AS n(id) ON s.id = n.id"
+        " WHEN MATCHED THEN UPDATE SET kind = 'b'",
+        f"DO $$ BEGIN {MOVING}; END $$",
+        f"DO $$ BEGIN EXECUTE $q$ {MOVING} $q$; END $$",
+        f"PREPARE moving AS {MOVING}; EXECUTE moving",
+        f"CREATE FUNCTION moved() RETURNS void LANGUAGE sql AS $$ {MOVING} $$; SELECT moved()",
+    ],
+    ids=["merge", "with insert", "of a partition", "in a block", "by a string", "prepared", "in a function"],
+)
+def test_a_merge_that_moves_rows_is_recomputed(hw: Headwater, conn: Connection, write: str) -> None:
+    """The server tells triggers nothing of such a row, or only that it came."""
+    hw.create("sums", SUMS)
+    hw.create("rows", ROWS)
+    for step in write.split("; ") if write.startswith("PREPARE") else [write]:
+        conn.execute(statement(step))
+    assert refresh(hw, "sums").reason == TRUNCATED
+    refresh(hw, "rows")
+
+
+def test_other_writes_that_name_what_decides_on_the_partition_are_not(
+    hw: Headwater, conn: Connection
+) -> None:
+    hw.create("sums", SUMS)
+    for write in (
+        "UPDATE sales SET id = id + 1",
+        "DO $$ BEGIN UPDATE sales SET id = id - 1 WHERE id = 2; END $$",
+        "MERGE INTO sales s USING (VALUES (102)) AS n(id) ON s.id = n.id"
+        " WHEN MATCHED THEN UPDATE SET price = 9",
+    ):
+        conn.execute(statement(write))
+        assert refresh(hw, "sums").action == "delta"

@@ -76,8 +76,9 @@ def test_the_schema_equals_its_migrations(empty: Headwater, dsn: str) -> None:
     assert empty.connection.execute("SELECT version, name FROM headwater.migration").fetchall() == versions
 
 
-def test_migrations_are_numbered_without_gaps() -> None:
-    assert [migration.version for migration in migrations()] == list(range(1, latest_version() + 1))
+def test_no_two_migrations_have_one_number() -> None:
+    versions = [migration.version for migration in migrations()]
+    assert versions == sorted(set(versions))
 
 
 def test_init_twice_changes_nothing(empty: Headwater) -> None:
@@ -94,7 +95,7 @@ def test_an_older_catalog_is_told_from_this_program(empty: Headwater) -> None:
     for verb in (empty.init, empty.list, empty.settings):
         with pytest.raises(CatalogVersionMismatch) as caught:
             verb()
-        assert f"version {latest_version() - 1}" in caught.value.message
+        assert f"version {migrations()[-2].version}" in caught.value.message
         assert caught.value.hint == "run headwater migrate"
 
 

@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("refresh",),
     ("verify", "explain"),
     ("lifecycle",),
+    ("repair",),
     ("api",),
     ("spark",),
     ("__init__",),

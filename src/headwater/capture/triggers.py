@@ -18,11 +18,21 @@ of it. So each partition of a source has them, too. Attaching and detaching a pa
 the source and fires nothing. Who refreshes looks whether the partitions are still those that have triggers;
 and as one may have come and gone in between, each write looks as well, and if not, leaves the mark of a
 TRUNCATE.
+
+A MERGE that moves a row to another partition tells the triggers nothing of it, or half of it: the server puts
+such rows into the transition tables of a DELETE and an INSERT, whose triggers do not fire if the statement
+has no such action. So a partitioned table has a fifth trigger, which fires when an update names a column
+that decides on the partition, and leaves the mark of a TRUNCATE if that was, or may have been, a MERGE.
+
+After a restore from a dump, functions and change tables bear the numbers of tables of another database. A
+function that is called for a table other than its own does nothing, so that no write fails; that the
+database was restored is seen otherwise (`db/install.py`), and nothing is refreshed until it is repaired.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from psycopg import sql
 
@@ -31,6 +41,7 @@ from headwater.db.queries import query
 from headwater.plan.operators import Source, SourceColumn
 
 CHANGES = "headwater_changes"
+MOVES = "headwater_capture_move"
 EVENTS = {
     "insert": "REFERENCING NEW TABLE AS new_rows",
     "update": "REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows",
@@ -88,10 +99,11 @@ def remove_columns(connection: Connection, relation: int, numbers: Sequence[int]
 def install_function(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> None:
     """(Re)creates the capture function for these columns."""
     name = sql.Identifier(CHANGES, f"capture_{source.relation}")
-    members, partitioned = _members(connection, source.relation)
-    listed = sql.Literal("{" + ",".join(str(oid) for oid in sorted(oid for oid, _ in members)) + "}")
+    members = _members(connection, source.relation)
+    partitioned = members[0].partitioned
+    listed = sql.Literal("{" + ",".join(str(oid) for oid in sorted(member.oid for member in members)) + "}")
     moved = _partitions_moved(source.relation, listed) if partitioned else sql.SQL("false")
-    connection.execute(_function(name, source, columns, moved))
+    connection.execute(_function(name, source, columns, moved, listed))
     if partitioned:  # by which others see what it captures
         connection.execute(sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, listed))
 
@@ -99,7 +111,8 @@ def install_function(connection: Connection, source: Source, columns: Sequence[S
 def install_triggers(connection: Connection, source: Source) -> None:
     """(Re)creates the triggers. Until the transaction ends no writer is at work on the source now."""
     function = sql.Identifier(CHANGES, f"capture_{source.relation}")
-    for _, member in _members(connection, source.relation)[0]:
+    members = _members(connection, source.relation)
+    for member in members:
         for event, transition in EVENTS.items():
             connection.execute(
                 sql.SQL(
@@ -107,17 +120,41 @@ def install_triggers(connection: Connection, source: Source) -> None:
                 ).format(
                     sql.Identifier(f"headwater_capture_{event}"),
                     sql.SQL(event.upper()),
-                    member,
+                    member.name,
                     sql.SQL(transition),
                     function,
                 )
             )
+    columns = _partition_columns(connection, [member.oid for member in members])
+    for member in (member for member in members if member.partitioned):
+        connection.execute(
+            sql.SQL(
+                "CREATE OR REPLACE TRIGGER {} AFTER UPDATE{} ON {} FOR EACH STATEMENT"
+                " EXECUTE FUNCTION {}('moves')"
+            ).format(sql.Identifier(MOVES), columns, member.name, function)
+        )
 
 
-def _members(connection: Connection, relation: int) -> tuple[list[tuple[int, sql.Identifier]], bool]:
-    """A table and all its partitions, as a writer locks them; and whether it is a partitioned one."""
+class _Member(NamedTuple):
+    """A table that is captured, or one of its partitions."""
+
+    oid: int
+    name: sql.Identifier
+    partitioned: bool
+
+
+def _members(connection: Connection, relation: int) -> list[_Member]:
+    """A table and all its partitions, as a writer locks them."""
     rows = connection.execute(query("catalog", "members"), {"relation": relation}).fetchall()
-    return [(oid, sql.Identifier(schema, name)) for oid, schema, name, _ in rows], rows[0][3] == "p"
+    return [_Member(oid, sql.Identifier(schema, name), kind == "p") for oid, schema, name, kind in rows]
+
+
+def _partition_columns(connection: Connection, members: Sequence[int]) -> sql.Composable:
+    """The columns that decide on the partition of a row, as a trigger names them; all if expressions do."""
+    rows = connection.execute(query("catalog", "partition_columns"), {"members": list(members)}).fetchall()
+    if any(name is None for (name,) in rows):
+        return sql.SQL("")
+    return sql.SQL(" OF {}").format(sql.SQL(", ").join(sql.Identifier(name) for (name,) in rows))
 
 
 def _partitions_moved(relation: int, members: sql.Literal) -> sql.Composed:
@@ -152,7 +189,11 @@ def drop_change_table(connection: Connection, relation: int) -> None:
 
 
 def _function(
-    name: sql.Identifier, source: Source, columns: Sequence[SourceColumn], moved: sql.Composable
+    name: sql.Identifier,
+    source: Source,
+    columns: Sequence[SourceColumn],
+    moved: sql.Composable,
+    members: sql.Literal,
 ) -> sql.Composed:
     table = sql.Identifier(CHANGES, change_table(source.relation))
 
@@ -176,7 +217,22 @@ def _function(
 DECLARE
     columns text;
     targets text;
+    stack text;
+    caller text;
 BEGIN
+    IF TG_RELID <> ALL ({members}::oid[]) THEN
+        RETURN NULL;
+    END IF;
+    IF TG_NARGS > 0 THEN
+        GET DIAGNOSTICS stack = PG_CONTEXT;
+        caller := substring(stack FROM E'\\n(.*)');
+        -- Of a statement in an SQL function the stack has no text.
+        IF coalesce(caller, current_query()) ~* E'\\\\m(merge|execute|SQL function)\\\\M'
+           OR caller !~* E'\\\\mupdate\\\\M' THEN
+            INSERT INTO {table} (xid, w) VALUES (pg_catalog.pg_current_xact_id(), 0);
+        END IF;
+        RETURN NULL;
+    END IF;
     IF TG_OP = 'TRUNCATE' OR {moved} THEN
         INSERT INTO {table} (xid, w) VALUES (pg_catalog.pg_current_xact_id(), 0);
         RETURN NULL;
@@ -206,6 +262,7 @@ END
 """
     ).format(
         table=table,
+        members=members,
         moved=moved,
         relation=sql.Literal(source.relation),  # whose numbers a partition's columns need not have
         table_literal=sql.Literal(f"{CHANGES}.{change_table(source.relation)}"),

@@ -24,7 +24,7 @@ from headwater.version import version
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 SECTIONS = {
-    "Setting up": ("init", "migrate", "set", "settings", "demo"),
+    "Setting up": ("init", "migrate", "repair", "set", "settings", "demo"),
     "Stream tables": ("create", "alter", "drop", "refresh", "cancel"),
     "Measuring": ("bench",),
     "Looking": ("list", "status", "history", "explain", "verify"),
@@ -168,6 +168,24 @@ def migrate(invocation: Invocation) -> None:
         applied = hw.migrate()
     done = f"applied migrations {', '.join(map(str, applied))}" if applied else "the catalog is up to date"
     invocation.present({"applied": applied}, show.lines(done))
+
+
+@cli.command()
+@shared_options
+@click.pass_obj
+def repair(invocation: Invocation) -> int:
+    """Make stream tables follow their queries again after a restore from a dump.
+
+    Also after DROP … CASCADE took something of theirs along, once that is there again. What is intact is left
+    alone; the exit code is 1 if something could not be repaired.
+
+    \b
+    Example: headwater repair
+    """
+    with invocation.connect() as hw:
+        found = hw.repair()
+    invocation.present({"stream_tables": found}, show.repaired(found))
+    return int(any(item.status == "failed" for item in found))
 
 
 @cli.command("set")

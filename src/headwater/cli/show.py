@@ -30,6 +30,7 @@ from headwater.explain import Explanation, Operator
 from headwater.history import HistoryEntry, Outcome
 from headwater.jobs import RunningJob
 from headwater.monitor import StreamTableStatus
+from headwater.repair import Repaired
 from headwater.verify import MOST_DIFFERENCES, Verification
 
 NOTHING = "-"
@@ -291,6 +292,18 @@ def _job(job: RunningJob) -> Iterable[RenderableType]:
 
 def _kind(job: RunningJob) -> str:
     return f"{job.action or 'refresh'} on {job.engine}"
+
+
+def repaired(found: Sequence[Repaired]) -> RenderableType:
+    if not found:
+        return lines("there are no stream tables")
+    return Reasoned(
+        ("stream table", "status", "reason"),
+        [
+            (item.stream_table, item.status, "; ".join(filter(None, (item.reason, item.error))) or None)
+            for item in found
+        ],
+    )
 
 
 def cancelled(found: Sequence[RunningJob]) -> Text:

@@ -3,22 +3,39 @@
 `schema.sql` is the catalog as it is now and is what `init` runs; `migrations/` are the steps that lead there,
 and `migrate` runs those that a database has not seen, each in a transaction of its own. Replaying all of them
 gives the same as `schema.sql`; a test says so.
+
+A migration waits for refreshes that run, which hold a lock on `headwater.migration`, and holds off those that
+begin, which then find another version than they know. So no program works on a catalog that changes under
+it, and one that is killed leaves the steps that it had finished. The next one goes on from there.
+
+A catalog that came from a dump is full of numbers of another database: oids, transactions, snapshots. It is
+told by rows that name the transaction that wrote them: those of migrations and of frontiers. In a physical
+copy, after a promotion, `pg_upgrade` or in a clone made by CREATE DATABASE, the server's own `xmin` of such a
+row is still that transaction; a restored row has the transaction of the restore. No privilege is needed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from importlib.resources import files
 
 import psycopg
 
-from headwater.db.connection import Connection, one, transaction, translated
+from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.queries import query
 from headwater.db.work import statement
-from headwater.errors import CatalogVersionMismatch, HeadwaterError, NotInstalled
+from headwater.errors import (
+    CatalogVersionMismatch,
+    HeadwaterError,
+    NotInstalled,
+    ReadOnlyServer,
+    RepairNeeded,
+)
 
 SCHEMAS = ("headwater", "headwater_defs", "headwater_data", "headwater_changes")
+ATTEMPTS = 10
+"""So often a step is tried that meets a deadlock with what still runs."""
 INSTALL_LOCK = 4_855_311_377  # an arbitrary number, the same in every version
 
 
@@ -51,15 +68,15 @@ def latest_version() -> int:
 
 
 def installed_version(connection: Connection) -> int | None:
-    """The version of the catalog in this database, or None without one."""
+    """The version of the catalog in this database, or None without one; 0 if its tables are empty."""
     if one(connection, "SELECT to_regclass('headwater.migration') IS NULL")[0]:
         return None
-    version: int | None = one(connection, "SELECT max(version) FROM headwater.migration")[0]
-    return version
+    return int(one(connection, "SELECT coalesce(max(version), 0) FROM headwater.migration")[0])
 
 
 def install(connection: Connection) -> bool:
     """Installs the catalog; False if it was there already in this version."""
+    require_primary(connection)
     try:
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (INSTALL_LOCK,))
@@ -76,35 +93,95 @@ def install(connection: Connection) -> bool:
 
 def migrate(connection: Connection, steps: list[Migration] | None = None) -> list[int]:
     """Runs the migrations that this database has not seen; their versions."""
+    require_primary(connection)
     applied = []
     for migration in steps if steps is not None else migrations():
+        what = f"migration {migration.version} ({migration.name})"
         try:
-            with transaction(connection):
-                connection.execute("SELECT pg_advisory_xact_lock(%s)", (INSTALL_LOCK,))
-                installed = installed_version(connection)
-                if installed is None and migration.version > 1:
-                    raise _not_installed()
-                if installed is not None and migration.version <= installed:
-                    continue
-                connection.execute(statement(migration.text))
-                _mark(connection, migration)
+            if retried(partial(_step, connection, migration), what=what, attempts=ATTEMPTS):
+                applied.append(migration.version)
         except psycopg.Error as error:
-            raise translated(
-                error, f"migration {migration.version} ({migration.name})", HeadwaterError
-            ) from error
-        applied.append(migration.version)
+            raise translated(error, what, HeadwaterError) from error
     if steps is None:
         require_current(connection)
     return applied
 
 
-def read_state(connection: Connection, names: list[str]) -> tuple[int | None, dict[str, str], dict[str, str]]:
-    """The catalog's version, the settings stored in it, and those of these names that the server has."""
+def _step(connection: Connection, migration: Migration) -> bool:
+    """Runs one migration; False if the database has seen it."""
+    with transaction(connection):
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (INSTALL_LOCK,))
+        installed = installed_version(connection)
+        if installed is None and migration.version > 1:
+            raise _not_installed()
+        if installed == 0:
+            raise _without_rows()
+        if installed is not None:
+            if migration.version <= installed:
+                return False
+            connection.execute("LOCK TABLE headwater.migration IN ACCESS EXCLUSIVE MODE")
+        connection.execute(statement(migration.text))
+        _mark(connection, migration)
+    return True
+
+
+def hold_version(connection: Connection) -> None:
+    """Keeps the catalog in this program's version until the transaction ends; takes no older snapshot."""
+    connection.execute("LOCK TABLE headwater.migration IN ACCESS SHARE MODE")
+    require_version(one(connection, "SELECT coalesce(max(version), 0) FROM headwater.migration")[0])
+
+
+@dataclass(frozen=True)
+class State:
+    """What a program must know of a database before it does anything there."""
+
+    version: int | None
+    restored: bool = False  # from a dump, and not repaired since
+    read_only: bool = False  # as on a standby
+    stored: dict[str, str] = field(default_factory=dict)  # settings in the catalog
+    server: dict[str, str] = field(default_factory=dict)  # settings of the server
+
+
+def read_state(connection: Connection, names: list[str]) -> State:
+    """The state of this database, with the server's own settings among these names."""
     try:
-        version, stored, server = one(connection, query("install", "state"), {"names": names})
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        return None, {}, {}
-    return version, stored, server
+        return State(*one(connection, query("install", "state"), {"names": names}))
+    except (
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.UndefinedColumn,
+        psycopg.errors.InvalidSchemaName,
+    ):  # there is no catalog, or one of another version
+        return State(installed_version(connection))
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise translated(error, "the catalog of Headwater cannot be read", HeadwaterError) from error
+
+
+def require_repaired(state: State) -> None:
+    """Raises if what the catalog says is of another database."""
+    if state.restored:
+        raise RepairNeeded(
+            "this database was restored from a dump: its stream tables are as old as the dump, and changes"
+            " since then were not captured",
+            hint="headwater repair makes them follow their queries here",
+        )
+
+
+def require_primary(connection: Connection) -> None:
+    """Raises if this server takes no writes."""
+    standby, read_only = one(
+        connection, "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::boolean"
+    )
+    if standby:
+        raise ReadOnlyServer(
+            "this server is a standby: it follows its primary and cannot refresh or change stream tables",
+            hint="connect to the primary, whose changes arrive here by themselves; a DSN of several hosts"
+            " with target_session_attrs=read-write finds it",
+        )
+    if read_only:
+        raise ReadOnlyServer(
+            "transactions are read-only here (default_transaction_read_only)",
+            hint="ALTER ROLE … SET default_transaction_read_only = off for the role of Headwater",
+        )
 
 
 def require_current(connection: Connection) -> None:
@@ -112,9 +189,18 @@ def require_current(connection: Connection) -> None:
     require_version(installed_version(connection))
 
 
+def require_ready(connection: Connection) -> None:
+    """Raises unless the catalog is there in the version that this program knows, and of this database."""
+    state = read_state(connection, [])
+    require_version(state.version)
+    require_repaired(state)
+
+
 def require_version(installed: int | None) -> None:
     if installed is None:
         raise _not_installed()
+    if installed == 0:
+        raise _without_rows()
     if installed < latest_version():
         raise CatalogVersionMismatch(
             f"the catalog of Headwater in this database has version {installed}, this program needs"
@@ -129,9 +215,22 @@ def require_version(installed: int | None) -> None:
         )
 
 
+def settle(connection: Connection) -> None:
+    """Says that the catalog belongs here, after all that a dump brought along has been corrected."""
+    connection.execute("UPDATE headwater.migration SET applied_by = pg_current_xact_id()")
+
+
 def _mark(connection: Connection, migration: Migration) -> None:
     connection.execute(
         "INSERT INTO headwater.migration (version, name) VALUES (%s, %s)", (migration.version, migration.name)
+    )
+
+
+def _without_rows() -> RepairNeeded:
+    return RepairNeeded(
+        "the catalog of Headwater in this database has no rows: it was restored without its data",
+        hint=f"restore the data of the schema headwater, too; or DROP SCHEMA {', '.join(SCHEMAS)} CASCADE,"
+        " run headwater init and create the stream tables again",
     )
 
 

@@ -16,7 +16,8 @@ $$;
 CREATE TABLE headwater.migration (
     version    integer PRIMARY KEY,
     name       text NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    applied_by xid8 NOT NULL DEFAULT pg_current_xact_id()  -- its own transaction, unless it was restored from a dump
 );
 
 CREATE TABLE headwater.stream_table (
@@ -36,7 +37,8 @@ CREATE TABLE headwater.stream_table (
     status         text NOT NULL CHECK (status IN ('initializing', 'active', 'suspended')),
     rebuild_reason text,                -- set when the stored rows cannot be brought up to date by a delta
     time_zone      text NOT NULL,       -- of the definer; the query is always evaluated in it
-    created_at     timestamptz NOT NULL DEFAULT clock_timestamp()
+    created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    definition     text                 -- the query as the server wrote it when it was last planned
 );
 -- Two creations of one name; once there is a view, the server itself keeps names apart.
 CREATE UNIQUE INDEX ON headwater.stream_table (schema_name, table_name) WHERE relation IS NULL;
@@ -164,6 +166,16 @@ CREATE TABLE headwater.setting (
     changed_by name NOT NULL DEFAULT current_user
 );
 
+-- The view that holds a stream table's query: its name starts with the number and goes on with the name of the stream
+-- table, for the server names it when it refuses a change to what it reads.
+CREATE FUNCTION headwater.definition(stream_table_id bigint) RETURNS oid LANGUAGE sql STABLE SET search_path = '' AS $$
+SELECT c.oid
+FROM pg_catalog.pg_class c
+WHERE c.relnamespace = pg_catalog.to_regnamespace('headwater_defs') AND c.relkind = 'v'
+  AND c.relname >= pg_catalog.concat('def_', stream_table_id)::pg_catalog.name
+  AND c.relname < pg_catalog.concat('def_', stream_table_id, '!')::pg_catalog.name
+$$;
+
 -- Everything that a plan is made from: the deparsed queries of a definition view and of the plain views below
 -- it, and all relations that they read with their columns. It changes when one of them does.
 CREATE FUNCTION headwater.signature(definition oid, relations oid[]) RETURNS text
@@ -189,11 +201,20 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
                 E'\n' ORDER BY adrelid, adnum)
      FROM pg_catalog.pg_attrdef JOIN pg_catalog.pg_attribute a ON a.attrelid = adrelid AND a.attnum = adnum
      WHERE adrelid = ANY (relations) AND a.attgenerated <> ''),
-    -- functions of users' own (16384 is the first oid that is not PostgreSQL's) that the queries call
+    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', co.oid, co.collversion), E'\n' ORDER BY co.oid)
+     FROM pg_catalog.pg_collation co
+     WHERE co.oid IN (SELECT attcollation FROM pg_catalog.pg_attribute WHERE attrelid = ANY (relations))),
+    (SELECT d.datcollversion FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()),
+    -- functions of users' own (16384 is the first oid that is not PostgreSQL's) that the queries call, and those that
+    -- aggregates consist of
     (SELECT pg_catalog.string_agg(
-                pg_catalog.concat_ws(' ', p.oid, p.provolatile, p.prosrc, p.probin, p.prosqlbody),
+                pg_catalog.concat_ws(' ', p.oid, p.provolatile, p.prosrc, p.probin, p.prosqlbody, a.agginitval, a.aggtranstype,
+                    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', q.oid, q.prosrc, q.probin, q.prosqlbody),
+                                                  E'\n' ORDER BY q.oid)
+                     FROM pg_catalog.pg_proc q
+                     WHERE q.oid IN (a.aggtransfn, a.aggfinalfn, a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn))),
                 E'\n' ORDER BY p.oid)
-     FROM pg_catalog.pg_proc p
+     FROM pg_catalog.pg_proc p LEFT JOIN pg_catalog.pg_aggregate a ON a.aggfnoid = p.oid
      WHERE p.oid >= 16384 AND p.oid IN (
          SELECT found[1]::pg_catalog.oid
          FROM pg_catalog.pg_rewrite r,

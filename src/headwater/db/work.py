@@ -29,12 +29,18 @@ def prefix_of(stream_table_id: int) -> str:
 
 
 def drop_unused(connection: Connection, used: Sequence[int]) -> None:
-    """Drops the temporary tables of stream tables other than these, if they have become many."""
+    """Drops the temporary tables of stream tables other than these, if they have become many.
+
+    Also those that are in the way of users.
+    """
     found = connection.execute(query("refresh", "temporary_tables")).fetchall()
-    if len(found) <= MOST_TABLES:
-        return
     kept = tuple(map(prefix_of, used))
-    names = [sql.Identifier("pg_temp", name) for (name,) in found if not name.startswith(kept)]
+    many = len(found) > MOST_TABLES
+    names = [
+        sql.Identifier("pg_temp", name)
+        for name, in_the_way in found
+        if in_the_way or (many and not name.startswith(kept))
+    ]
     if names:
         connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(", ").join(names)))
 

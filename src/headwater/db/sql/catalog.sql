@@ -35,8 +35,8 @@ RETURNING id
 -- name: set_planned
 -- What planning found out.
 UPDATE headwater.stream_table
-SET fingerprint = %(fingerprint)s, signature = %(signature)s, signature_of = %(signature_of)s::oid[],
-    mode = %(mode)s, mode_reasons = %(reasons)s::text[]
+SET definition = %(definition)s, fingerprint = %(fingerprint)s, signature = %(signature)s,
+    signature_of = %(signature_of)s::oid[], mode = %(mode)s, mode_reasons = %(reasons)s::text[]
 WHERE id = %(id)s
 
 -- name: set_fingerprint
@@ -52,9 +52,9 @@ UPDATE headwater.stream_table SET fingerprint = NULL, rebuild_reason = %(reason)
 -- capture lacks a trigger that fires, or that have other partitions than when it was installed.
 SELECT 'definition', st.id
 FROM headwater.stream_table st
-WHERE st.id = ANY (%(ids)s::bigint[]) AND to_regclass('headwater_defs.def_' || st.id) IS NOT NULL
-  AND st.signature IS DISTINCT FROM
-      headwater.signature(to_regclass('headwater_defs.def_' || st.id)::oid, st.signature_of)
+CROSS JOIN LATERAL headwater.definition(st.id) AS d(oid)
+WHERE st.id = ANY (%(ids)s::bigint[]) AND d.oid IS NOT NULL
+  AND st.signature IS DISTINCT FROM headwater.signature(d.oid, st.signature_of)
 UNION ALL
 SELECT DISTINCT 'capture', s.id
 FROM headwater.dependency d
@@ -63,9 +63,9 @@ JOIN headwater.source s ON s.id = d.source_id AND s.change_table IS NOT NULL AND
 JOIN pg_class c ON c.oid = s.relation
 WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
   AND (4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
-            AND starts_with(t.tgname, 'headwater_capture_') AND t.tgenabled IN ('O', 'A'))
+            AND t.tgfoid = to_regproc('headwater_changes.capture_' || c.oid) AND t.tgenabled IN ('O', 'A'))
        OR c.relkind = 'p' AND (
-           EXISTS (SELECT FROM pg_partition_tree(c.oid) m WHERE 4 > (
+           EXISTS (SELECT FROM pg_partition_tree(c.oid) m WHERE CASE WHEN m.isleaf THEN 4 ELSE 5 END > (
                SELECT count(*) FROM pg_trigger t
                WHERE t.tgrelid = m.relid AND t.tgfoid = to_regproc('headwater_changes.capture_' || c.oid)
                  AND t.tgenabled IN ('O', 'A')))
@@ -89,6 +89,15 @@ FROM (SELECT %(relation)s::oid UNION SELECT relid FROM pg_partition_tree(%(relat
 JOIN pg_class c ON c.oid = m.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY c.oid <> %(relation)s::oid, c.oid
 
+-- name: partition_columns
+-- The columns by which these partitioned tables tell their partitions apart, and null if expressions do.
+SELECT DISTINCT a.attname
+FROM pg_partitioned_table p
+CROSS JOIN LATERAL unnest(p.partattrs::smallint[]) AS k(attnum)
+LEFT JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = k.attnum AND k.attnum > 0
+WHERE p.partrelid = ANY (%(members)s::oid[])
+ORDER BY 1
+
 -- name: distrust_consumers
 -- Marks every stream table that reads the changes of a source for a rebuild.
 UPDATE headwater.stream_table st SET rebuild_reason = %(reason)s
@@ -98,7 +107,8 @@ WHERE d.stream_table_id = st.id AND d.source_id = %(source)s AND st.mode = 'diff
 -- name: source
 SELECT relation, format('%%I.%%I', schema_name, table_name) FROM headwater.source WHERE id = %(id)s
 -- name: set_active
--- The stream table can be read; its name comes from its view from now on.
+-- The stream table can be read; its name comes from its view from now on. Who read one before it reads this one.
+WITH source AS (UPDATE headwater.source SET relation = %(relation)s::oid WHERE stream_table_id = %(id)s)
 UPDATE headwater.stream_table SET status = 'active', relation = %(relation)s::oid WHERE id = %(id)s
 
 -- name: set_options
@@ -207,7 +217,13 @@ DELETE FROM headwater.source WHERE id = %(id)s
 WITH gone AS (DELETE FROM headwater.source_column WHERE source_id = %(id)s)
 UPDATE headwater.source SET change_table = NULL WHERE id = %(id)s
 
+-- name: forget_own_capture
+WITH gone AS (DELETE FROM headwater.source_column c USING headwater.source s
+              WHERE s.id = c.source_id AND s.stream_table_id = %(id)s)
+UPDATE headwater.source SET change_table = NULL WHERE stream_table_id = %(id)s
+
 -- name: set_frontier
+-- The row names the transaction that writes it, by which `state` tells a restored one: not in a subtransaction.
 INSERT INTO headwater.frontier (stream_table_id, node, snapshot, applied_by)
 VALUES (%(id)s, 0, pg_current_snapshot(), pg_current_xact_id())
 ON CONFLICT (stream_table_id, node)

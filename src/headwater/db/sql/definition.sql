@@ -40,10 +40,23 @@ SELECT r.ev_action::text FROM pg_rewrite r WHERE r.ev_class = ANY (%(views)s::oi
 -- name: functions
 -- The functions with these oids, and those behind these operators.
 SELECT p.oid, n.nspname, p.proname, p.provolatile::text, p.prokind::text, n.nspname = 'pg_catalog',
-       md5(concat_ws(' ', p.prosrc, p.probin, p.prosqlbody::text)), p.proretset
-FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+       md5(concat_ws(' ', p.prosrc, p.probin, p.prosqlbody::text, a.agginitval, a.aggtranstype,
+           (SELECT string_agg(concat_ws(' ', q.oid, q.prosrc, q.probin, q.prosqlbody::text), ' ' ORDER BY q.oid)
+            FROM pg_proc q
+            WHERE q.oid IN (a.aggtransfn, a.aggfinalfn, a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn)))),
+       p.proretset
+FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace LEFT JOIN pg_aggregate a ON a.aggfnoid = p.oid
 WHERE p.oid = ANY (%(functions)s::oid[])
    OR p.oid IN (SELECT oprcode FROM pg_operator WHERE oid = ANY (%(operators)s::oid[]))
+
+-- name: collations
+-- The versions of the collations by which columns of these relations are sorted.
+SELECT DISTINCT co.oid::bigint, CASE co.oid WHEN 100 THEN d.datcollversion ELSE co.collversion END
+FROM pg_attribute a JOIN pg_collation co ON co.oid = a.attcollation
+JOIN pg_database d ON d.datname = current_database()
+WHERE a.attrelid = ANY (%(relations)s::oid[])
+  AND CASE co.oid WHEN 100 THEN d.datcollversion ELSE co.collversion END IS NOT NULL
+ORDER BY 1
 
 -- name: columns
 -- The columns of relations with what is known of their types; the base type is the one behind any domains.

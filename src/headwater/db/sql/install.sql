@@ -1,6 +1,16 @@
 -- name: state
--- The version of the catalog, the stored settings, and the server's own of the names given.
-SELECT (SELECT max(version) FROM headwater.migration),
+-- The version of the catalog, whether it was restored from a dump, whether nothing can be written, the stored settings, and the server's own of the
+-- names given. The transaction that a row names is the one that wrote it, unless a dump brought it here. A stream table
+-- without a frontier must be shown by a view of ours.
+SELECT (SELECT coalesce(max(version), 0) FROM headwater.migration),
+       EXISTS (SELECT FROM headwater.migration m WHERE m.xmin <> m.applied_by::xid)
+       OR EXISTS (SELECT FROM headwater.frontier f WHERE f.xmin <> f.applied_by::xid)
+       OR EXISTS (SELECT FROM headwater.stream_table st
+                  WHERE st.relation IS NOT NULL
+                    AND NOT EXISTS (SELECT FROM headwater.frontier f WHERE f.stream_table_id = st.id)
+                    AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = st.relation
+                                    AND t.tgfoid = to_regproc('headwater.refuse_write'))),
+       current_setting('transaction_read_only')::boolean,
        (SELECT coalesce(jsonb_object_agg(name, value), '{}') FROM headwater.setting),
        (SELECT coalesce(jsonb_object_agg(n, current_setting('headwater.' || n, true)), '{}')
         FROM unnest(%(names)s::text[]) AS n WHERE nullif(current_setting('headwater.' || n, true), '') IS NOT NULL)

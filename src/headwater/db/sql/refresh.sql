@@ -4,8 +4,15 @@ SELECT s.change_table, array(SELECT attnum::int FROM headwater.source_column c W
 FROM headwater.source s WHERE s.stream_table_id = %(id)s AND s.change_table IS NOT NULL
 
 -- name: temporary_tables
--- Those that refreshes made in this session.
-SELECT relname FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r' AND relname ~ '^hw[0-9]+_'
+-- Those that refreshes made in this session, and whether they are in somebody's way: a domain cannot be altered while
+-- another session has a temporary table of it, and nothing needs those of a stream table that is gone.
+SELECT c.relname,
+       EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid AND t.typtype = 'd'
+               WHERE a.attrelid = c.oid AND a.attnum > 0)
+       OR NOT EXISTS (SELECT FROM headwater.stream_table st
+                      WHERE st.id = substring(c.relname FROM '^hw([0-9]+)_')::bigint)
+FROM pg_class c
+WHERE c.relnamespace = pg_my_temp_schema() AND c.relkind = 'r' AND c.relname ~ '^hw[0-9]+_'
 
 -- name: kept_tables
 -- The storage of parts of a stream table's query.

@@ -51,7 +51,7 @@ LOOK_SECONDS = 0.2
 def changes_schema(options: Options) -> spark.StructType:
     """The columns of a change stream."""
     with connect(options.dsn) as connection:
-        install.require_current(connection)
+        install.require_ready(connection)
         return _shape(connection, catalog.find(connection, options.stream_table), options).spark_schema
 
 
@@ -156,7 +156,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._connection is None or self._connection.closed:
             connection = connect(self._options.dsn)
             try:
-                install.require_current(connection)
+                install.require_ready(connection)
                 _lock(connection, self._options.consumer)
             except BaseException:
                 connection.close()

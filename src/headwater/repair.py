@@ -1,0 +1,148 @@
+"""Putting right what a restore from a dump, or somebody's DROP … CASCADE, left of stream tables.
+
+A dump carries every table and view, and with them numbers that mean nothing where it is restored: oids in
+the catalog and in the names of change tables and trigger functions, transactions in change rows, snapshots in
+frontiers. Changes between the restore and now left no trace. So nothing of it is used:
+
+1. In one transaction capture is removed, and all that the catalog knows by number is forgotten; the views
+   that users read are found again by what they read. The catalog belongs to this database from then on, and
+   every stream table is marked as to be computed anew. Should the program end here, refreshes do the rest.
+2. Each stream table is refreshed, in the order of their creation: it registers what it reads, with new
+   capture, and is loaded beside its old rows. Readers see the old rows until then.
+
+Apart from restores: a definition view that went with a table it reads is made again from the query as it
+was last planned, once everything in that is there again; a view that was dropped comes back with its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import psycopg
+from psycopg import sql
+
+from headwater import catalog, jobs
+from headwater.capture.registry import LIFECYCLE_LOCK
+from headwater.capture.triggers import CHANGES
+from headwater.catalog import StreamTable
+from headwater.db import install
+from headwater.db.connection import Connection, one, retried, transaction, translated
+from headwater.db.queries import query
+from headwater.db.work import statement
+from headwater.definition import new_definition_name
+from headwater.errors import HeadwaterError, RefreshFailed
+from headwater.lifecycle import Lifecycle
+from headwater.refresh import Refresher, Request
+
+RESTORED = "the database was restored from a dump"
+DEFINITION_GONE = "its definition was dropped with something that it reads"
+VIEW_GONE = "the view that shows it, or its storage, was dropped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repaired:
+    """What became of one stream table."""
+
+    stream_table: str
+    status: Literal["intact", "rebuilt", "removed", "failed"]
+    reason: str  # why it had to be repaired; empty if it had not
+    error: str = ""
+
+
+class Repair:
+    """Repairs the stream tables of one database."""
+
+    def __init__(
+        self, connection: Connection, lock_attempts: int, refresher: Refresher, lifecycle: Lifecycle
+    ) -> None:
+        self._connection = connection
+        self._lock_attempts = lock_attempts
+        self._refresher = refresher
+        self._lifecycle = lifecycle
+
+    def run(self, *, restored: bool) -> list[Repaired]:
+        """Repairs what needs it; one entry for each stream table, in the order of their creation."""
+        if restored:
+            self._again(self._settle, "repair")
+        jobs.sweep(self._connection)
+        found = []
+        for stream_table in catalog.stream_tables(self._connection):
+            try:
+                found.append(self._repair(stream_table))
+            except HeadwaterError as error:
+                reason = stream_table.rebuild_reason or ""
+                found.append(
+                    Repaired(
+                        stream_table=stream_table.label, status="failed", reason=reason, error=str(error)
+                    )
+                )
+        return found
+
+    def _settle(self) -> None:
+        """Forgets all that is of another database."""
+        connection = self._connection
+        with transaction(connection):
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+            functions = connection.execute(query("repair", "capture_functions"), {"schema": CHANGES})
+            for (name,) in functions.fetchall():
+                connection.execute(
+                    sql.SQL("DROP FUNCTION {}() CASCADE").format(sql.Identifier(CHANGES, name))
+                )
+            tables = connection.execute(query("repair", "change_tables"), {"schema": CHANGES})
+            for (name,) in tables.fetchall():
+                connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(CHANGES, name)))
+            connection.execute(query("repair", "forget_sources"))
+            connection.execute(query("repair", "forget_tables"))
+            connection.execute(query("repair", "out_of_the_way"))
+            connection.execute(query("repair", "find_views"))
+            connection.execute(query("repair", "lose_views"))
+            connection.execute(query("repair", "distrust_all"), {"reason": RESTORED})
+            connection.execute(query("repair", "give_up_consumers"), {"reason": RESTORED})
+            install.settle(connection)
+
+    def _repair(self, stream_table: StreamTable) -> Repaired:
+        label = stream_table.label
+        if stream_table.status == "initializing":
+            self._lifecycle.clear_dead_creation(stream_table.schema, stream_table.name)
+            return Repaired(stream_table=label, status="removed", reason="its creation was interrupted")
+        defined, stored, text = one(self._connection, query("repair", "parts"), {"id": stream_table.id})
+        if not defined:
+            self._again(lambda: self._define(stream_table, text), f"repair of {label}")
+        lost = stream_table.relation is None or not stored
+        if lost:
+            reason = stream_table.rebuild_reason or VIEW_GONE
+            self._refresher.adopt(stream_table.id)
+            self._lifecycle.reload(stream_table, reason)
+            return Repaired(stream_table=label, status="rebuilt", reason=reason)
+        reason = (stream_table.rebuild_reason if defined else DEFINITION_GONE) or ""
+        if reason:
+            self._refresher.refresh(stream_table, Request())
+        return Repaired(stream_table=label, status="rebuilt" if reason else "intact", reason=reason)
+
+    def _define(self, stream_table: StreamTable, text: str | None) -> None:
+        """Makes the definition view again. Names in the text are complete, so no search_path matters."""
+        again = f"headwater drop {stream_table.label}, then create it again"
+        if text is None:
+            raise RefreshFailed(f"the definition of {stream_table.label} is gone", hint=again)
+        name = new_definition_name(stream_table.id, f"{stream_table.schema}.{stream_table.name}")
+        try:
+            with transaction(self._connection):
+                self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+                self._connection.execute(
+                    sql.SQL("CREATE VIEW {} AS {}").format(name, statement(text.rstrip(";")))
+                )
+                self._connection.execute(
+                    query("repair", "distrust"), {"id": stream_table.id, "reason": DEFINITION_GONE}
+                )
+        except psycopg.ProgrammingError as error:
+            failure = translated(error, f"the definition of {stream_table.label} is gone", RefreshFailed)
+            failure.hint = f"bring back what it reads and repeat headwater repair; or {again}"
+            raise failure from error
+
+    def _again(self, attempt: Callable[[], None], what: str) -> None:
+        try:
+            retried(attempt, what=what, attempts=self._lock_attempts)
+        except psycopg.Error as error:
+            raise translated(error, what, HeadwaterError) from error

@@ -1,0 +1,60 @@
+"""Servers of a test's own, and the programs that copy databases between them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from headwater.embedded import Installation, Server
+
+
+def start(installation: Installation, directory: Path | None = None) -> Server:
+    """A server that can be copied from and follow another."""
+    return Server.start(
+        directory,
+        installation=installation,
+        fsync=False,
+        settings={"wal_level": "replica", "max_wal_senders": "4", "hot_standby": "on"},
+    )
+
+
+def new_database(server: Server, name: str, owner: str | None = None) -> str:
+    """A fresh database; a superuser's DSN."""
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+        if owner is not None:
+            admin.execute(
+                sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(name), sql.Identifier(owner))
+            )
+    return server.dsn(name)
+
+
+def run(installation: Installation, program: str, *arguments: str, check: bool = True) -> str:
+    """Runs a program of an installation; what it printed."""
+    done = subprocess.run(
+        [str(installation.bin_dir / program), *arguments], capture_output=True, text=True, timeout=120
+    )
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def dump(installation: Installation, dsn: str, file: Path, *options: str) -> None:
+    run(installation, "pg_dump", "--dbname", dsn, "--file", str(file), *options)
+
+
+def restore(installation: Installation, dsn: str, file: Path, *options: str, check: bool = True) -> None:
+    """Restores a dump of either format."""
+    if file.read_bytes()[:5] == b"PGDMP":
+        run(installation, "pg_restore", "--dbname", dsn, *options, str(file), check=check)
+        return
+    stop = ["-v", "ON_ERROR_STOP=1"] if check else []
+    run(installation, "psql", "-X", "-q", *stop, "--dbname", dsn, "--file", str(file), check=check)
+
+
+def as_role(dsn: str, role: str, password: str) -> str:
+    return make_conninfo(dsn, user=role, password=password)
