@@ -149,9 +149,26 @@ class DefinitionReader:
         Must run in a transaction that may write: types of intermediate results are read off temporary tables.
         """
         known = self._known.get(view)
-        if known is None or _signature(self._connection, view, known.relations) != known.signature:
+        if (
+            known is None
+            or _signature(self._connection, view, known.relations) != known.signature
+            or known.view != _name(self._connection, view)  # it took the place of another definition
+        ):
             self._known[view] = _read_definition(self._connection, view)
         return self._known[view]
+
+
+def same_meaning(connection: Connection, one_view: int, other_view: int) -> bool:
+    """Whether two views have the same columns and are the same query to the server."""
+    first, second = (
+        (
+            canonical_text(connection, view),
+            volatility.calls(_parse_tree(connection, view)),
+            [(column.name, column.type.sql) for column in _Types(connection).columns_of([view])[view]],
+        )
+        for view in (one_view, other_view)
+    )
+    return first == second
 
 
 def definition_oid(connection: Connection, stream_table_id: int) -> int:
@@ -177,6 +194,10 @@ def expression_types(
             return [column.type for column in _Types(connection).columns_of_query(text)]
     except psycopg.ProgrammingError as error:  # ROW (…) and the ANY (…) of a comparison are no values
         raise Unsupported(f"{error.diag.message_primary}") from error
+
+
+def _name(connection: Connection, view: int) -> str:
+    return str(one(connection, "SELECT %s::oid::regclass::text", (view,))[0])
 
 
 def _signature(connection: Connection, view: int, relations: Sequence[int]) -> str:
@@ -219,7 +240,7 @@ def _read_definition(connection: Connection, view: int) -> Definition:
         reasons.append("parsed again, an expression in it would not mean the same to the server")
     plan: IncrementalPlan | None = None
     keepables: tuple[Keepable, ...] = ()
-    name = str(one(connection, "SELECT %s::oid::regclass::text", (view,))[0])
+    name = _name(connection, view)
     if not reasons:
         try:
             with connection.transaction():

@@ -101,6 +101,30 @@ SELECT relation, format('%%I.%%I', schema_name, table_name) FROM headwater.sourc
 -- The stream table can be read; its name comes from its view from now on.
 UPDATE headwater.stream_table SET status = 'active', relation = %(relation)s::oid WHERE id = %(id)s
 
+-- name: take_over
+-- One stream table gets the query, options and dependencies of another, which is forgotten. What uses its number stays.
+WITH dependencies_gone AS (
+    DELETE FROM headwater.dependency WHERE stream_table_id = %(id)s
+), lineage_gone AS (
+    DELETE FROM headwater.lineage WHERE stream_table_id = %(id)s
+)
+UPDATE headwater.stream_table st
+SET query = c.query, fingerprint = c.fingerprint, signature = c.signature, signature_of = c.signature_of,
+    requested_mode = c.requested_mode, mode = c.mode, mode_reasons = c.mode_reasons, engine = c.engine,
+    schedule = c.schedule, time_zone = c.time_zone, status = 'active', rebuild_reason = NULL
+FROM headwater.stream_table c WHERE st.id = %(id)s AND c.id = %(candidate)s
+
+-- name: take_over_dependencies
+-- After `take_over`.
+WITH dependencies AS (
+    UPDATE headwater.dependency SET stream_table_id = %(id)s WHERE stream_table_id = %(candidate)s
+)
+UPDATE headwater.lineage SET stream_table_id = %(id)s WHERE stream_table_id = %(candidate)s
+
+-- name: set_query
+-- Another text of the same query.
+UPDATE headwater.stream_table SET query = %(query)s WHERE id = %(id)s
+
 -- name: set_options
 -- Options that need no rebuild; null keeps the old one.
 UPDATE headwater.stream_table
@@ -202,6 +226,9 @@ DELETE FROM headwater.source_column WHERE source_id = %(id)s AND attnum = ANY (%
 
 -- name: delete_source
 DELETE FROM headwater.source WHERE id = %(id)s
+
+-- name: delete_own_source
+DELETE FROM headwater.source WHERE stream_table_id = %(id)s
 
 -- name: forget_capture
 WITH gone AS (DELETE FROM headwater.source_column WHERE source_id = %(id)s)

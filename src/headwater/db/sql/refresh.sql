@@ -11,3 +11,10 @@ SELECT relname FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkin
 -- The storage of parts of a stream table's query.
 SELECT c.relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
+
+-- name: retired_tables
+-- Storage of a stream table that older snapshots may still need, with the transaction that replaced it, oldest first.
+SELECT c.relname, c.oid, substr(c.relname, length(%(prefix)s) + 1) AS xid
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
+ORDER BY length(c.relname), c.relname
