@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import psycopg
+
 from headwater import catalog
 from headwater.capture.registry import LIFECYCLE_LOCK, capture, reinstall, release_superfluous
 from headwater.catalog import Mode, StreamTable
@@ -113,7 +115,11 @@ def register_anew(
 def bring_up_to_date(connection: Connection, reader: DefinitionReader, members: list[StreamTable]) -> None:
     """Adopts changed definitions and repairs broken capture, so that a refresh can trust both."""
     ids = sorted(member.id for member in members)
-    for kind, number in connection.execute(query("catalog", "outdated"), {"ids": ids}).fetchall():
+    try:
+        outdated = connection.execute(query("catalog", "outdated"), {"ids": ids}).fetchall()
+    except psycopg.errors.InternalError_ as error:  # a definition was replaced while it was looked at
+        raise psycopg.errors.SerializationFailure(str(error)) from error
+    for kind, number in outdated:
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
             if kind == "capture":
