@@ -133,7 +133,15 @@ def definition_name(stream_table_id: int) -> sql.Identifier:
 
 
 def canonical_text(connection: Connection, view: int) -> str:
-    return str(one(connection, query("definition", "canonical_text"), {"view": view})[0])
+    return _deparsed(connection, query("definition", "canonical_text"), {"view": view})
+
+
+def _deparsed(connection: Connection, text: str, parameters: Mapping[str, object]) -> str:
+    """What the server makes of views; fails with 40001 if one was replaced while it was looked at."""
+    try:
+        return str(one(connection, text, parameters)[0])
+    except psycopg.errors.InternalError_ as error:
+        raise psycopg.errors.SerializationFailure(str(error)) from error
 
 
 class DefinitionReader:
@@ -202,7 +210,7 @@ def _name(connection: Connection, view: int) -> str:
 
 def _signature(connection: Connection, view: int, relations: Sequence[int]) -> str:
     parameters = {"view": view, "relations": list(relations)}
-    return str(one(connection, query("definition", "signature"), parameters)[0])
+    return _deparsed(connection, query("definition", "signature"), parameters)
 
 
 def _read_definition(connection: Connection, view: int) -> Definition:
