@@ -61,7 +61,7 @@ from headwater.maintenance import apply, bring_kept_up_to_date, compute, concern
 from headwater.plan.keep import Layers
 from headwater.plan.maintain import GroupPlan, MaintenancePlan
 from headwater.plan.operators import scanned_directly
-from headwater.registration import bring_up_to_date
+from headwater.registration import bring_up_to_date, follow_renames
 
 if TYPE_CHECKING:
     from headwater.engine.spark.engine import SparkEngine
@@ -206,6 +206,11 @@ class Refresher:
     def name_transaction(self, stream_table_id: int) -> None:
         """Lets others find the transaction that refreshes a stream table, to cancel it; takes no snapshot."""
         self._connection.execute(f"SET LOCAL application_name = 'headwater refresh {stream_table_id:d}'")
+
+    def follow_renames(self, closure: Closure) -> None:
+        """Adopts the names that users gave to columns of stream tables."""
+        members = catalog.stream_tables(self._connection, list(closure.order))
+        follow_renames(self._connection, self._reader, members)
 
     def lock_tables(self, tables: list[tuple[str, str]]) -> None:
         """Keeps TRUNCATE and rewrites, which no snapshot shows as they were, off tables from here on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from psycopg import sql
 
@@ -119,6 +119,20 @@ def adopt(connection: Connection, table: str, name: str) -> None:
 def _creation(table: str, plan: MaintenancePlan) -> sql.Composed:
     # Room in each page lets an updated group stay in it, without a new index entry.
     return sql.Composed([statement(f"CREATE TABLE {table} WITH (fillfactor = 90) AS {plan.full_sql()}")])
+
+
+def rename_columns(
+    connection: Connection, kind: str, relation: tuple[str, str], renamed: Sequence[tuple[int, str, str]]
+) -> None:
+    """Renames columns, given as number, old and new name; in two steps, for they may change places."""
+    between = [(f"__hw_renamed_{number}", old, new) for number, old, new in renamed]
+    steps = [(old, name) for name, old, _ in between] + [(name, new) for name, _, new in between]
+    for old, new in steps:
+        connection.execute(
+            sql.SQL("ALTER {} {} RENAME COLUMN {} TO {}").format(
+                statement(kind), sql.Identifier(*relation), sql.Identifier(old), sql.Identifier(new)
+            )
+        )
 
 
 def drop(connection: Connection, stream_table_id: int) -> None:

@@ -72,6 +72,16 @@ WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
            OR obj_description(to_regproc('headwater_changes.capture_' || c.oid), 'pg_proc') IS DISTINCT FROM (
                SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(c.oid))))
 
+-- name: renamed_columns
+-- Columns of the views that show these stream tables that were renamed there: their number, and the name that definition and
+-- storage have.
+SELECT st.id, v.attnum, d.attname, v.attname
+FROM headwater.stream_table st
+JOIN pg_attribute v ON v.attrelid = st.relation AND v.attnum > 0 AND NOT v.attisdropped
+JOIN pg_attribute d ON d.attrelid = to_regclass('headwater_defs.def_' || st.id)::oid AND d.attnum = v.attnum
+WHERE st.id = ANY (%(ids)s::bigint[]) AND v.attname <> d.attname
+ORDER BY st.id, v.attnum
+
 -- name: partitions_moved
 -- Of these tables, one that has other partitions than when it was last captured. In an older snapshot, too, the
 -- partitions are those of the present.
