@@ -57,7 +57,7 @@ class Headwater:
 
     @property
     def connection(self) -> Connection:
-        """The connection itself, in autocommit; its search_path is empty."""
+        """The connection itself, in autocommit; its search_path has no schema of users."""
         return self._connection
 
     # the catalog

@@ -30,7 +30,14 @@ from headwater.capture.triggers import CHANGES
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.clock import Phases, parse_duration
 from headwater.config import Settings
-from headwater.db.connection import Connection, one, retried, transaction, translated
+from headwater.db.connection import (
+    PINNED_SETTINGS,
+    Connection,
+    one,
+    retried,
+    transaction,
+    translated,
+)
 from headwater.db.queries import query
 from headwater.db.work import Scratch, prefix_of, statement
 from headwater.definition import (
@@ -312,13 +319,9 @@ class Lifecycle:
         connection = self._connection
         name = definition_name(stream_table_id)
         body = statement(text.strip().rstrip(";"))
-        connection.execute(
-            "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true)"
-        )
         try:
             with connection.transaction():
-                # In binary, for the protocol that takes one statement and no more.
-                connection.execute(sql.SQL("CREATE VIEW {} AS {}").format(name, body), binary=True)
+                self._create_view(sql.SQL("VIEW {}").format(name), body)
         except psycopg.Error as error:
             if error.sqlstate == INVALID_TABLE_DEFINITION:
                 self._refuse_temporary(body, what)
@@ -326,15 +329,26 @@ class Lifecycle:
             if isinstance(failure, InvalidQuery) and not failure.hint:
                 failure.hint = "it must be one SELECT that could define a view; try it in psql first"
             raise failure from error
-        connection.execute("SELECT set_config('search_path', '', true)")
         return definition_oid(connection, stream_table_id)
+
+    def _create_view(self, kind: sql.Composable, body: sql.SQL) -> None:
+        """Runs one statement under the path of the user, and nothing else: who knows what is in its schemas."""
+        connection = self._connection
+        connection.execute(
+            "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true)"
+        )
+        # In binary, for the protocol that takes one statement and no more.
+        connection.execute(sql.SQL("CREATE {} AS {}").format(kind, body), binary=True)
+        connection.execute(
+            "SELECT pg_catalog.set_config('search_path'::pg_catalog.text, %s::pg_catalog.text, true)",
+            (PINNED_SETTINGS["search_path"],),
+        )
 
     def _refuse_temporary(self, body: sql.SQL, what: str) -> None:
         """Raises if the query reads a temporary table, which only a temporary view can."""
         connection = self._connection
-        connection.execute(sql.SQL("CREATE TEMP VIEW hw_probe AS {}").format(body), binary=True)
+        self._create_view(sql.SQL("TEMP VIEW hw_probe"), body)
         view = int(one(connection, "SELECT 'pg_temp.hw_probe'::regclass::oid")[0])
-        connection.execute("SELECT set_config('search_path', '', true)")
         self._check_definition(what, self._reader.read(view))
 
     def _check_definition(self, what: str, definition: Definition) -> None:

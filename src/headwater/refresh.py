@@ -285,6 +285,7 @@ class Refresher:
             self.lock(stream_table)
             connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
             definition = self.read_definition(stream_table)
+            self._check_storage(stream_table)
         # The signature tells the temporary tables of different plans apart within a session.
         prefix = f"{prefix_of(stream_table.id)}{stream_table.mode}_{definition.signature[:8]}"
         scratch = self._scratch(connection, prefix)
@@ -319,6 +320,18 @@ class Refresher:
             outcome, applied=applied, snapshot=snapshot, elapsed=phases.elapsed, phases=phases.milliseconds
         )
         return replace(outcome, history_id=history.record(connection, outcome))
+
+    def _check_storage(self, stream_table: StreamTable) -> None:
+        """Rows that are hidden from who maintains them would be taken for missing ones."""
+        row = self._connection.execute(
+            query("refresh", "storage_secured"), {"storage": storage.storage_sql(stream_table.id)}
+        ).fetchone()
+        if row is not None and row[0]:
+            raise RefreshFailed(
+                f"{stream_table.label} cannot be refreshed: row-level security of its storage {row[1]}"
+                f" applies to role {row[2]} too",
+                hint=f"ALTER TABLE {row[1]} NO FORCE ROW LEVEL SECURITY",
+            )
 
     def _check_partitions(self, stream_table: StreamTable, sources: list[CatalogSource]) -> None:
         """A partition that was attached while this refresh ran is read by some of it: then it is repeated.

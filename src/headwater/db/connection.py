@@ -25,8 +25,9 @@ Connection = psycopg.Connection[TupleRow]
 Result = TypeVar("Result")
 
 PINNED_SETTINGS = {
-    # With an empty path the server's deparser qualifies every name, and nobody's schema can shadow ours.
-    "search_path": "",
+    # The server's deparser qualifies every name that is not its own, and nobody's schema can shadow ours. If
+    # left out, pg_temp would come first: a temporary table called pg_class would be taken for the catalog.
+    "search_path": "pg_catalog, pg_temp",
     # Functions that depend on these are marked stable; pinned, they give the same value at every refresh.
     "DateStyle": "ISO, MDY",
     "IntervalStyle": "postgres",

@@ -18,3 +18,8 @@ SELECT c.relname, c.oid, substr(c.relname, length(%(prefix)s) + 1) AS xid
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
 ORDER BY length(c.relname), c.relname
+
+-- name: storage_secured
+-- Whether row-level security hides rows of a stream table's storage from this role; its name.
+SELECT row_security_active(c.oid), format('%%I.%%I', n.nspname, c.relname), current_user
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%(storage)s)
