@@ -29,7 +29,7 @@ from headwater.capture.registry import LIFECYCLE_LOCK, release_superfluous
 from headwater.capture.triggers import CHANGES
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.clock import Phases, parse_duration
-from headwater.config import Settings
+from headwater.config import Settings, storable
 from headwater.db.connection import (
     PINNED_SETTINGS,
     Connection,
@@ -167,6 +167,10 @@ class Lifecycle:
             )
 
     def _build(self, place: Place, text: str, options: Options, *, cascade: bool) -> StreamTable:
+        if not storable(text):
+            raise InvalidQuery(
+                f"{place.what}: the query has a character that PostgreSQL cannot store", hint="leave it out"
+            )
         self._clear_dead_creation(place.schema, place.table)
         try:
             candidate = retried(
@@ -332,7 +336,7 @@ class Lifecycle:
         return definition_oid(connection, stream_table_id)
 
     def _create_view(self, kind: sql.Composable, body: sql.SQL) -> None:
-        """Runs one statement under the path of the user, and nothing else: who knows what is in its schemas."""
+        """Runs one statement under the path of the user, and no other: who knows what its schemas hold."""
         connection = self._connection
         connection.execute(
             "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true)"

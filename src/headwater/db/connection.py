@@ -67,12 +67,14 @@ def connect(dsn: str) -> Connection:
             detail=str(error).strip(),
             hint="check --dsn or HEADWATER_DSN, for example postgresql://user@host:5432/dbname",
         ) from error
-    # One statement for each would take longer than connecting does; they are evaluated from left to right.
-    settings = ", ".join(["set_config(%s, %s, false)"] * len(PINNED_SETTINGS))
+    # One statement for each would take longer than connecting does; they are evaluated from left to right. It is
+    # read by the user's own search_path, in which anything may be called set_config.
+    setting = "pg_catalog.set_config(%s::pg_catalog.text, %s::pg_catalog.text, false)"
     connection.execute(
         sql.SQL(
-            "SELECT set_config('headwater.user_search_path', current_setting('search_path'), false), {}"
-        ).format(sql.SQL(settings)),
+            "SELECT pg_catalog.set_config('headwater.user_search_path'::pg_catalog.text,"
+            " pg_catalog.current_setting('search_path'::pg_catalog.text), false), {}"
+        ).format(sql.SQL(", ").join([sql.SQL(setting)] * len(PINNED_SETTINGS))),
         [part for setting in PINNED_SETTINGS.items() for part in setting],
     )
     return connection
