@@ -460,9 +460,8 @@ class Lifecycle:
         if not succession.fits(connection, replaced.relation, definition_oid(connection, candidate)):
             self._forget_as_source(replaced.id)  # by the view that is about to go
         target = self._refresher.target(replaced, definition)
-        prepared = succession.prepare(
-            connection, replaced.label, replaced.id, storage.storage_name(candidate)
-        )
+        table = storage.storage_name(candidate)
+        prepared = succession.prepare(connection, replaced.label, replaced.id, table, plan)
         scratch = Scratch(connection, f"{prefix_of(candidate)}load")
         said += self._refresher.put_in_place(scratch, target, replaced, prepared, plan)
         connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(definition_name(replaced.id)))

@@ -497,9 +497,8 @@ class Refresher:
         successor = storage.successor_sql(stream_table.id)
         rows, decision, traffic = self.load(work.stream_table, plan, successor, work.phases, decision)
         with work.phases.measure("apply"):
-            prepared = succession.prepare(
-                connection, stream_table.label, stream_table.id, storage.successor_name(stream_table.id)
-            )
+            table = storage.successor_name(stream_table.id)
+            prepared = succession.prepare(connection, stream_table.label, stream_table.id, table, plan)
             lost = self.put_in_place(work.scratch, work.target, stream_table, prepared, plan)
             connection.execute(
                 query("catalog", "set_fingerprint"),

@@ -34,8 +34,7 @@ NAMES = {
     "double quotes": 'x"; DROP TABLE victim; --',
     "single quotes": "it's \\'); DROP TABLE victim; --",
     "placeholders": "%s %(name)s %(snapshot)s 100%% {} {0} {name} $1 $$ :name",
-    "white space": " new\nline\ttab\rselect ",
-    "look-alikes": "рublic.оrders\u202e\u200b﹔",
+    "white space and look-alikes": " new\nline\t\rselect рublic.оrders\u202e\u200b﹔ ",
     "63 bytes": "é" * 31 + '"',
 }
 

@@ -6,7 +6,7 @@ server's own deparsing, with every name in them qualified.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,13 +29,10 @@ Grant = tuple[str | None, str | None, str, bool]
 
 
 class ColumnKind(NamedTuple):
-    """Of what kind a column is: as numbers, and as SQL writes it."""
+    """Of what kind a column is, as SQL writes it."""
 
-    type: int
-    modifier: int
-    collation: int
-    type_sql: str
-    collation_sql: str | None
+    type: str
+    collation: str | None
 
 
 @dataclass(frozen=True)
@@ -129,10 +126,16 @@ def left_behind(connection: Connection, relation: int) -> list[str]:
 
 
 def put_on_storage(
-    connection: Connection, label: str, names: Names, relation: int, found: Belongings
+    connection: Connection,
+    label: str,
+    names: Names,
+    relation: int,
+    found: Belongings,
+    stored: Collection[str],
 ) -> tuple[list[tuple[str, Index]], list[str]]:
     """Puts what was on storage on its successor; indexes with the names they have for now, and what is lost.
 
+    `stored` are the columns of the successor: if another session made it, this snapshot shows none of them.
     A policy that does not fit the successor is an error: without it, others might see more than they may.
     """
     table, kept, lost = sql.Identifier(*names), [], []
@@ -160,7 +163,7 @@ def put_on_storage(
         connection.execute(sql.SQL("ALTER TABLE {} FORCE ROW LEVEL SECURITY").format(table))
     if found.options:
         connection.execute(sql.SQL("ALTER TABLE {} SET ({})").format(table, options_sql(found.options)))
-    _put_common(connection, "TABLE", names, relation, found)
+    _put_common(connection, "TABLE", names, relation, found, stored)
     return kept, lost
 
 
@@ -196,7 +199,7 @@ def put_on_view(connection: Connection, names: Names, relation: int, found: Belo
         failure = _tried(connection, statement(definition))
         if failure is not None:
             lost.append(f"trigger {identifier(name)} is gone: {failure.diag.message_primary}")
-    _put_common(connection, "VIEW", names, relation, found)
+    _put_common(connection, "VIEW", names, relation, found, columns(connection, relation))
     return lost
 
 
@@ -208,8 +211,15 @@ def options_sql(options: Sequence[tuple[str, str]]) -> sql.Composed:
     )
 
 
-def _put_common(connection: Connection, kind: str, names: Names, oid: int, found: Belongings) -> None:
-    relation, there = sql.Identifier(*names), columns(connection, oid)
+def _put_common(
+    connection: Connection,
+    kind: str,
+    names: Names,
+    oid: int,
+    found: Belongings,
+    there: Collection[str],
+) -> None:
+    relation = sql.Identifier(*names)
     _comment(connection, statement(kind), relation, found.comment)
     for name, comment in found.column_comments:
         if name in there:

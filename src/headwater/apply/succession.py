@@ -65,14 +65,16 @@ def hold(connection: Connection, view: Names) -> None:
         raise psycopg.errors.SerializationFailure(str(error)) from error
 
 
-def prepare(connection: Connection, label: str, stream_table_id: int, table: str) -> Prepared:
+def prepare(
+    connection: Connection, label: str, stream_table_id: int, table: str, plan: MaintenancePlan
+) -> Prepared:
     """Puts what users put on a stream table's storage on a table that will replace it."""
     present, successor = _oid(connection, storage_name(stream_table_id)), _oid(connection, table)
     assert successor is not None
     if present is None:
         return Prepared(table, (), ())
     found = belongings(connection, present)
-    kept, lost = put_on_storage(connection, label, (DATA, table), successor, found)
+    kept, lost = put_on_storage(connection, label, (DATA, table), successor, found, plan.stored_columns)
     return Prepared(table, tuple(kept), (*lost, *left_behind(connection, present)))
 
 
@@ -115,9 +117,15 @@ def show(
     Writes through it are refused with an error.
     """
     name = sql.Identifier(*view)
-    stored = _stored(connection, stream_table_id)
-    outputs = {column.name: stored[column.name] for column in plan.outputs}
-    text = _shown_sql(connection, stream_table_id, outputs, retired(connection, stream_table_id))
+    storage = _oid(connection, storage_name(stream_table_id))
+    assert storage is not None
+    stored = columns(connection, storage)  # none, if another session made the table since this snapshot
+    outputs = {
+        column.name: stored.get(column.name, ColumnKind(column.type.sql, column.type.collation))
+        for column in plan.outputs
+    }
+    old = retired(connection, stream_table_id)
+    text = _shown_sql(connection, stream_table_id, outputs, old, hides_rows=plan.hides_groups)
     if relation is None:
         _create_view(connection, view, text, ())
         return _regclass(connection, name), []
@@ -145,11 +153,13 @@ def give_up_retired(connection: Connection, view: Names, relation: int, stream_t
     with transaction(connection):
         connection.execute("SELECT set_config('lock_timeout', %s, true)", (IMPATIENCE,))
         _lock(connection, view)
-        shown, stored = columns(connection, relation), _stored(connection, stream_table_id)
+        storage = _oid(connection, storage_name(stream_table_id))
+        assert storage is not None
+        shown, stored = columns(connection, relation), columns(connection, storage)
         if any(stored.get(name) != kind for name, kind in shown.items()):
             return  # a column was renamed, which the next refresh follows
         left = [item for item in found if item not in gone]
-        text = _shown_sql(connection, stream_table_id, shown, left)
+        text = _shown_sql(connection, stream_table_id, shown, left, hides_rows=VISIBLE in stored)
         _create_view(connection, view, text, belongings(connection, relation).options)
         for table, _, _ in gone:
             connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(DATA, table)))
@@ -217,11 +227,14 @@ def _shown_sql(
     stream_table_id: int,
     outputs: Mapping[str, ColumnKind],
     old: Sequence[tuple[str, int, str]],
+    *,
+    hides_rows: bool,
 ) -> str:
     """The query of the view: the storage; with retired ones, that of them all that a snapshot shows."""
-    name, since = storage_name(stream_table_id), [xid for _, _, xid in old]
+    since = [xid for _, _, xid in old]
+    hidden = {VISIBLE: ColumnKind("boolean", None)} if hides_rows else {}
     conditions = [f"({_done(since[-1])})"] if since else []
-    branches = [_branch(name, _stored(connection, stream_table_id), outputs, conditions)]
+    branches = [_branch(storage_name(stream_table_id), {**outputs, **hidden}, outputs, conditions)]
     for number, (table, relation, until) in reversed(list(enumerate(old))):
         conditions = [f"NOT ({_done(until)})", *([f"({_done(since[number - 1])})"] if number else [])]
         branches.append(_branch(table, columns(connection, relation), outputs, conditions))
@@ -237,8 +250,8 @@ def _branch(
     """The rows of one table; a column that it does not have, or has otherwise, is NULL."""
     listed = []
     for name, kind in outputs.items():
-        collation = f" COLLATE {kind.collation_sql}" if kind.collation_sql else ""
-        null = f"NULL::{kind.type_sql}{collation} AS {identifier(name)}"
+        collation = f" COLLATE {kind.collation}" if kind.collation else ""
+        null = f"NULL::{kind.type}{collation} AS {identifier(name)}"
         listed.append(identifier(name) if stored.get(name) == kind else null)
     conditions = [*([VISIBLE] if VISIBLE in stored else []), *conditions]
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -252,12 +265,6 @@ def _done(xid: str) -> str:
         f"pg_visible_in_snapshot({number}, pg_current_snapshot())"
         f" OR pg_current_xact_id_if_assigned() IS NOT DISTINCT FROM {number}"
     )
-
-
-def _stored(connection: Connection, stream_table_id: int) -> dict[str, ColumnKind]:
-    relation = _oid(connection, storage_name(stream_table_id))
-    assert relation is not None
-    return columns(connection, relation)
 
 
 def _rename(connection: Connection, table: str, name: str) -> None:

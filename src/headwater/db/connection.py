@@ -67,8 +67,8 @@ def connect(dsn: str) -> Connection:
             detail=str(error).strip(),
             hint="check --dsn or HEADWATER_DSN, for example postgresql://user@host:5432/dbname",
         ) from error
-    # One statement for each would take longer than connecting does; they are evaluated from left to right. It is
-    # read by the user's own search_path, in which anything may be called set_config.
+    # One statement for each would take longer than connecting does; they are evaluated from left to right. It
+    # is read by the user's own search_path, in which anything may be called set_config.
     setting = "pg_catalog.set_config(%s::pg_catalog.text, %s::pg_catalog.text, false)"
     connection.execute(
         sql.SQL(

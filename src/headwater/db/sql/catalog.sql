@@ -130,7 +130,7 @@ SET query = c.query, fingerprint = c.fingerprint, signature = c.signature, signa
 FROM headwater.stream_table c WHERE st.id = %(id)s AND c.id = %(candidate)s
 
 -- name: take_over_dependencies
--- After `take_over`.
+-- The rest of `take_over`: what the other one reads.
 WITH dependencies AS (
     UPDATE headwater.dependency SET stream_table_id = %(id)s WHERE stream_table_id = %(candidate)s
 )

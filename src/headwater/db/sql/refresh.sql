@@ -17,6 +17,7 @@ WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(pr
 SELECT c.relname, c.oid, substr(c.relname, length(%(prefix)s) + 1) AS xid
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
+  AND pg_relation_size(c.oid) IS NOT NULL  -- not dropped since this snapshot
 ORDER BY length(c.relname), c.relname
 
 -- name: storage_secured

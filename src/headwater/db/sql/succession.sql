@@ -1,6 +1,6 @@
 -- name: columns
--- The columns of a relation: name, type and collation, the last two also as SQL writes them.
-SELECT a.attname, a.atttypid, a.atttypmod, a.attcollation, format_type(a.atttypid, a.atttypmod),
+-- The columns of a relation: name, type and collation, as SQL writes them.
+SELECT a.attname, format_type(a.atttypid, a.atttypmod),
        CASE WHEN c.oid IS NOT NULL THEN format('%%I.%%I', n.nspname, c.collname) END
 FROM pg_attribute a
 LEFT JOIN pg_collation c ON c.oid = a.attcollation
@@ -30,6 +30,7 @@ WHERE c.oid = %(relation)s::oid AND (g.rolname IS NOT NULL OR x.grantee = 0)
 ORDER BY 1 NULLS FIRST, 2, 3
 
 -- name: column_comments
+-- The comments on columns of a relation.
 SELECT a.attname, d.description FROM pg_attribute a
 JOIN pg_description d ON d.objoid = a.attrelid AND d.objsubid = a.attnum AND d.classoid = 'pg_class'::regclass
 WHERE a.attrelid = %(relation)s::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
