@@ -394,6 +394,8 @@ class Lifecycle:
             if replaced is not None:
                 succession.hold(connection, (replaced.schema, replaced.name))
                 refresher.lock(replaced)
+            # At once, for a refresh that finds nothing to do may move it without that lock.
+            connection.execute(query("catalog", "set_frontier"), {"id": shown.id})
             with phases.measure("plan"):
                 connection.execute("SELECT set_config('TimeZone', %s, true)", (loaded.time_zone,))
                 view = definition_oid(connection, candidate)
@@ -411,7 +413,6 @@ class Lifecycle:
                 with phases.measure("apply"):
                     said = self._take_over(replaced, candidate, definition, plan, *going)
                 reason = "; ".join(["its query was replaced", *said])
-            connection.execute(query("catalog", "set_frontier"), {"id": shown.id})
             history.record(
                 connection,
                 Outcome(

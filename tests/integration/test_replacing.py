@@ -265,6 +265,19 @@ def test_a_query_that_fails_leaves_the_old_one_working(hw: Headwater, conn: Conn
     assert refresh(hw, "st").action == "delta"
 
 
+def test_a_broken_stream_table_is_repaired_by_another_query(hw: Headwater, conn: Connection) -> None:
+    hw.create("st", "SELECT id, kind FROM items")
+    hw.create("reader", "SELECT kind, count(*) AS n FROM st GROUP BY kind")
+    conn.execute("DROP TABLE items CASCADE")
+    assert hw.status("st").status == "broken"
+    hw.alter("st", query="SELECT 1 AS id, kind FROM labels")
+    assert hw.status("st").status == "active"
+    conn.execute("DELETE FROM labels WHERE kind = 'a'")
+    assert refresh(hw, "reader").action == "delta"
+    assert contents(conn, "reader") == {"(b,1)": 1}
+    assert value(conn, "SELECT count(*) FROM headwater.source WHERE table_name = 'items'") == 0
+
+
 def test_a_stream_table_cannot_come_to_read_itself(hw: Headwater, conn: Connection) -> None:
     hw.create("st", "SELECT id FROM items")
     hw.create("over", "SELECT id FROM st")

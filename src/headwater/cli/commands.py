@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, get_args
@@ -19,6 +20,7 @@ from headwater.cli import document, show
 from headwater.cli.invocation import DSN_VARIABLE, Invocation, Misuse
 from headwater.db.connection import one
 from headwater.errors import AlreadyExists, NotFound
+from headwater.history import HistoryEntry
 from headwater.version import version
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,6 +32,7 @@ SECTIONS = {
     "Looking": ("list", "status", "history", "explain", "verify"),
 }
 WATCH_SECONDS = 1.0
+STAYS = "what is stored stays"
 
 
 class Sections(click.Group):
@@ -493,6 +496,7 @@ def create(
         )
 
     with invocation.connect() as hw:
+        before = _latest(hw, name) if or_replace else None
         try:
             found, created = attempt(hw, False), True
         except AlreadyExists:
@@ -500,15 +504,24 @@ def create(
                 raise
             found, created = attempt(hw, True), False
         indexes = hw.missing_indexes(name)
-        did = _did(hw, name)
+        did = _did(before, _latest(hw, name)) if created else STAYS
     verb, following = "created" if created else "exists already:", _command("refresh", name)
     said = show.definition(found, verb, following, indexes, did if or_replace else "")
     invocation.present(document.stream_table(found, created=created, indexes=indexes, did=did), said)
 
 
-def _did(hw: Headwater, name: str) -> str:
-    """What was last done to a stream table, and what went with it."""
-    return next((entry.reason for entry in hw.history(name, limit=1)), "")
+def _latest(hw: Headwater, name: str) -> HistoryEntry | None:
+    """The latest entry in the history of a stream table, if there is one."""
+    with suppress(NotFound):
+        return next(iter(hw.history(name, limit=1)), None)
+    return None
+
+
+def _did(before: HistoryEntry | None, after: HistoryEntry | None) -> str:
+    """What was done to a stream table, and what went with it."""
+    if after is None or (before is not None and before.id == after.id):
+        return STAYS
+    return after.reason
 
 
 def _query(query: str | None, file: BinaryIO | None) -> str:
@@ -563,6 +576,7 @@ def alter(
     if cascade and text is None:
         raise Misuse("--cascade is for --query and --file")
     with invocation.connect() as hw:
+        before = _latest(hw, name)
         found = hw.alter(
             name,
             query=text,
@@ -572,8 +586,9 @@ def alter(
             engine=engine,
             cascade=cascade,
         )
-        did = _did(hw, name)
-    said = show.definition(found, "altered", _command("refresh", name), did=did if text is not None else "")
+        did = _did(before, _latest(hw, name))
+    changed = text is not None or mode is not None
+    said = show.definition(found, "altered", _command("refresh", name), did=did if changed else "")
     invocation.present(document.stream_table(found, did=did), said)
 
 
