@@ -104,10 +104,19 @@ class Handle(Headwater):
         mode: Mode = "auto",
         engine: EngineName = "auto",
         if_not_exists: bool = False,
+        or_replace: bool = False,
+        cascade: bool = False,
     ) -> StreamTable:
         chosen = self.engine if engine == "auto" else engine
         made = super().create(
-            name, query, schedule=schedule, mode=mode, engine=chosen, if_not_exists=if_not_exists
+            name,
+            query,
+            schedule=schedule,
+            mode=mode,
+            engine=chosen,
+            if_not_exists=if_not_exists,
+            or_replace=or_replace,
+            cascade=cascade,
         )
         self._queries[made.label] = query
         if chosen == "spark":

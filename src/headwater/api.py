@@ -58,7 +58,7 @@ class Headwater:
 
     @property
     def connection(self) -> Connection:
-        """The connection itself, in autocommit; its search_path is empty."""
+        """The connection itself, in autocommit; its search_path has no schema of users."""
         return self._connection
 
     # the catalog
@@ -112,12 +112,18 @@ class Headwater:
         mode: Mode = "auto",
         engine: EngineName = "auto",
         if_not_exists: bool = False,
+        or_replace: bool = False,
+        cascade: bool = False,
     ) -> StreamTable:
-        """Creates a stream table from a query and loads it."""
+        """Creates a stream table from a query and loads it; with or_replace in place of one of that name.
+
+        With cascade, what reads the one that is replaced and does not fit the new columns is dropped.
+        """
         lifecycle = self._lifecycle()
         jobs.sweep(self._connection)
+        options = Options(mode=mode, engine=engine, schedule=schedule)
         try:
-            return lifecycle.create(name, query, Options(mode=mode, engine=engine, schedule=schedule))
+            return lifecycle.create(name, query, options, or_replace=or_replace, cascade=cascade)
         except AlreadyExists as error:
             if not if_not_exists:
                 raise
@@ -133,15 +139,21 @@ class Headwater:
         self,
         name: str,
         *,
+        query: str | None = None,
         mode: Mode | None = None,
         engine: EngineName | None = None,
         schedule: str | None = None,
         unscheduled: bool = False,
+        cascade: bool = False,
     ) -> StreamTable:
-        """Changes the options that are given."""
+        """Changes the query and the options that are given; cascade drops what does not fit a new query."""
         lifecycle = self._lifecycle()
+        if query is not None:
+            jobs.sweep(self._connection)
         return lifecycle.alter(
             catalog.find(self._connection, name),
+            text=query,
+            cascade=cascade,
             mode=mode,
             engine=engine,
             schedule=schedule,

@@ -85,8 +85,9 @@ def stream_table(connection: Connection, stream_table_id: int) -> StreamTable:
     return found[0]
 
 
-_UNQUOTED = r"[A-Za-z_\x80-\U0010ffff][A-Za-z0-9_$\x80-\U0010ffff]*"
-_QUOTED = r'"(?:[^"\x00]|"")+"'
+# Surrogates are no characters: PostgreSQL has no bytes for them.
+_UNQUOTED = r"[A-Za-z_\x80-\ud7ff\ue000-\U0010ffff][A-Za-z0-9_$\x80-\ud7ff\ue000-\U0010ffff]*"
+_QUOTED = r'"(?:[^"\x00\ud800-\udfff]|"")+"'
 _PART = f"(?:{_UNQUOTED}|{_QUOTED})"
 _NAME = re.compile(rf"\s*(?:({_PART})\.)?({_PART})\s*")
 _FOLDED = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)

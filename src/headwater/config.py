@@ -127,6 +127,15 @@ RULES: dict[str, _Rule] = {
 PREFIX = "headwater."
 
 
+def storable(text: str) -> bool:
+    """Whether PostgreSQL can store a text: not NUL, nor a surrogate, which is no character.
+
+    >>> storable("größer"), storable(chr(0)), storable(chr(0xD800))
+    (True, False, False)
+    """
+    return "\0" not in text and not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
 def checked(name: str, text: str) -> Any:
     """The value of a setting from its text."""
     bare = name.removeprefix(PREFIX)
@@ -134,6 +143,10 @@ def checked(name: str, text: str) -> Any:
         raise InvalidSetting(
             f"there is no setting {name!r}",
             hint=f"there are {', '.join(sorted(RULES))}; see headwater settings",
+        )
+    if not storable(text):
+        raise InvalidSetting(
+            f"setting {bare}: {text!r} has a character that PostgreSQL cannot store", hint="leave it out"
         )
     rule = RULES[bare]
     if rule.duration:

@@ -129,13 +129,13 @@ class Definition:
         return self._layers[key]
 
 
-def new_definition_name(stream_table_id: int, label: str) -> sql.Identifier:
-    """The name of a definition view that is to be made, as `headwater.definition` finds it.
+def new_definition_name(stream_table_id: int, label: str) -> str:
+    """The name, in its schema, of a definition view that is to be made, as `headwater.definition` finds it.
 
     It also names the stream table: it is in the server's words when a change to a source is refused.
     """
     name = f"def_{stream_table_id} of {label}"
-    return sql.Identifier(DEFINITIONS, name.encode()[:LONGEST_NAME].decode(errors="ignore"))
+    return name.encode()[:LONGEST_NAME].decode(errors="ignore")
 
 
 def definition_name(connection: Connection, stream_table_id: int) -> sql.Identifier:
@@ -145,7 +145,15 @@ def definition_name(connection: Connection, stream_table_id: int) -> sql.Identif
 
 
 def canonical_text(connection: Connection, view: int) -> str:
-    return str(one(connection, query("definition", "canonical_text"), {"view": view})[0])
+    return _deparsed(connection, query("definition", "canonical_text"), {"view": view})
+
+
+def _deparsed(connection: Connection, text: str, parameters: Mapping[str, object]) -> str:
+    """What the server makes of views; fails with 40001 if one was replaced while it was looked at."""
+    try:
+        return str(one(connection, text, parameters)[0])
+    except psycopg.errors.InternalError_ as error:
+        raise psycopg.errors.SerializationFailure(str(error)) from error
 
 
 class DefinitionReader:
@@ -161,9 +169,26 @@ class DefinitionReader:
         Must run in a transaction that may write: types of intermediate results are read off temporary tables.
         """
         known = self._known.get(view)
-        if known is None or _signature(self._connection, view, known.relations) != known.signature:
+        if (
+            known is None
+            or _signature(self._connection, view, known.relations) != known.signature
+            or known.view != _name(self._connection, view)  # it took the place of another definition
+        ):
             self._known[view] = _read_definition(self._connection, view)
         return self._known[view]
+
+
+def same_meaning(connection: Connection, one_view: int, other_view: int) -> bool:
+    """Whether two views have the same columns and are the same query to the server."""
+    first, second = (
+        (
+            canonical_text(connection, view),
+            volatility.calls(_parse_tree(connection, view)),
+            [(column.name, column.type.sql) for column in _Types(connection).columns_of([view])[view]],
+        )
+        for view in (one_view, other_view)
+    )
+    return first == second
 
 
 def definition_oid(connection: Connection, stream_table_id: int) -> int:
@@ -197,9 +222,13 @@ def expression_types(
         raise Unsupported(f"{error.diag.message_primary}") from error
 
 
+def _name(connection: Connection, view: int) -> str:
+    return str(one(connection, "SELECT %s::oid::regclass::text", (view,))[0])
+
+
 def _signature(connection: Connection, view: int, relations: Sequence[int]) -> str:
     parameters = {"view": view, "relations": list(relations)}
-    return str(one(connection, query("definition", "signature"), parameters)[0])
+    return _deparsed(connection, query("definition", "signature"), parameters)
 
 
 def _read_definition(connection: Connection, view: int) -> Definition:
@@ -237,7 +266,7 @@ def _read_definition(connection: Connection, view: int) -> Definition:
         reasons.append("parsed again, an expression in it would not mean the same to the server")
     plan: IncrementalPlan | None = None
     keepables: tuple[Keepable, ...] = ()
-    name = str(one(connection, "SELECT %s::oid::regclass::text", (view,))[0])
+    name = _name(connection, view)
     if not reasons:
         try:
             with connection.transaction():

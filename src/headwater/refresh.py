@@ -25,7 +25,7 @@ from psycopg import sql
 
 from headwater import catalog, history
 from headwater.advice import is_slow, want_of_index
-from headwater.apply import storage
+from headwater.apply import storage, succession
 from headwater.apply.merge import Applied, Target, emit_difference
 from headwater.capture import buffers, consumers
 from headwater.capture.registry import partitions_moved
@@ -60,7 +60,7 @@ from headwater.history import Outcome
 from headwater.keeping import keep_anew, kept_layers
 from headwater.maintenance import apply, bring_kept_up_to_date, compute, concerns, stage
 from headwater.plan.maintain import GroupPlan, MaintenancePlan
-from headwater.registration import bring_up_to_date, outdated
+from headwater.registration import bring_up_to_date, follow_renames, outdated
 
 if TYPE_CHECKING:
     from headwater.engine.spark.engine import SparkEngine
@@ -119,6 +119,7 @@ class _Done(NamedTuple):
     applied: Applied
     decision: Decision
     traffic: Traffic | None
+    lost: Sequence[str] = ()  # what users had put on storage and new storage could not have
 
 
 class _Failed(Exception):
@@ -209,6 +210,10 @@ class Refresher:
         """Lets others find the transaction that refreshes a stream table, to cancel it; takes no snapshot."""
         self._connection.execute(f"SET LOCAL application_name = 'headwater refresh {stream_table_id:d}'")
 
+    def follow_renames(self, closure: Closure) -> None:
+        """Adopts the names that users gave to columns of stream tables."""
+        follow_renames(self._connection, self._reader, closure.order)
+
     def lock_tables(self, tables: list[tuple[str, str]]) -> None:
         """Keeps TRUNCATE and rewrites, which no snapshot shows as they were, off tables from here on."""
         if tables:
@@ -228,6 +233,9 @@ class Refresher:
                 self.name_transaction(stream_table_id)
                 self.lock_tables(closure.tables)
                 install.hold_version(connection)
+                if catalog.closure(connection, stream_table_id).sources != closure.sources:
+                    # What was locked, before the snapshot was taken, is not what its query reads by now.
+                    raise psycopg.errors.SerializationFailure("what it reads was changed in the meantime")
                 return self._refresh_members(stream_table_id, closure, request)
         except (_Failed, psycopg.Error) as error:
             cause = error.error.__cause__ if isinstance(error, _Failed) else error
@@ -289,23 +297,25 @@ class Refresher:
                 outcome, frontier_moved=choice.release, elapsed=phases.elapsed, phases=phases.milliseconds
             )
         with phases.measure("plan"):
-            self._lock(stream_table)
+            self.lock(stream_table)
             connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
             definition = self.read_definition(stream_table)
+            self._check_storage(stream_table)
         # The signature tells the temporary tables of different plans apart within a session.
         prefix = f"{prefix_of(stream_table.id)}{stream_table.mode}_{definition.signature[:8]}"
         scratch = self._scratch(connection, prefix)
         target = self.target(stream_table, definition)
         work = _Work(stream_table, definition, scratch, target, phases, request.engine or stream_table.engine)
         if choice.action == "delta" and self._is_current(stream_table, definition):
-            applied, decision, traffic = self._delta(work, sources, choice)
+            applied, decision, traffic, _ = self._delta(work, sources, choice)
             if decision.engine == PostgresEngine.name and is_slow(phases):
                 layers = kept_layers(connection, stream_table.id, definition)
                 lacking = want_of_index(connection, layers, choice.changed, choice.rows_in)
                 outcome = replace(outcome, reason=choice.reason + lacking)
         else:
-            applied, decision, traffic = self._recompute(work)
-            outcome = replace(outcome, action="recompute", mode="full")
+            applied, decision, traffic, lost = self._recompute(work)
+            reason = "; ".join([choice.reason, *lost])
+            outcome = replace(outcome, action="recompute", mode="full", reason=reason)
         if applied != Applied() and stream_table.relation is not None:
             self._written.add(stream_table.relation)
         outcome = replace(
@@ -326,6 +336,18 @@ class Refresher:
         )
         return replace(outcome, history_id=history.record(connection, outcome))
 
+    def _check_storage(self, stream_table: StreamTable) -> None:
+        """Rows that are hidden from who maintains them would be taken for missing ones."""
+        row = self._connection.execute(
+            query("refresh", "storage_secured"), {"storage": storage.storage_sql(stream_table.id)}
+        ).fetchone()
+        if row is not None and row[0]:
+            raise RefreshFailed(
+                f"{stream_table.label} cannot be refreshed: row-level security of its storage {row[1]}"
+                f" applies to role {row[2]} too",
+                hint=f"ALTER TABLE {row[1]} NO FORCE ROW LEVEL SECURITY",
+            )
+
     def _check_partitions(self, stream_table: StreamTable, sources: list[CatalogSource]) -> None:
         """A partition that was attached while this refresh ran is read by some of it: then it is repeated.
 
@@ -336,7 +358,7 @@ class Refresher:
         if moved and stream_table.mode == "differential":
             raise psycopg.errors.SerializationFailure(f"a partition of {moved} was attached meanwhile")
 
-    def _lock(self, stream_table: StreamTable) -> None:
+    def lock(self, stream_table: StreamTable) -> None:
         """Waits as long as it takes for another refresh of the stream table, which keeps no user waiting."""
         self._connection.execute("SET LOCAL lock_timeout = 0")
         self._connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
@@ -406,6 +428,11 @@ class Refresher:
         columns = tuple((definition.columns[number - 1].name, number) for number in numbers)
         return Target(stream_table.label, storage.storage_sql(stream_table.id), table, columns)
 
+    def has_readers(self, stream_table: StreamTable) -> bool:
+        """Whether somebody is given the changes of a stream table."""
+        found = self._connection.execute(query("refresh", "own_change_table"), {"id": stream_table.id})
+        return found.fetchone() is not None
+
     def _delta(self, work: _Work, sources: list[CatalogSource], choice: _Choice) -> _Done:
         plan, frontier = work.definition.plan, work.stream_table.frontier
         assert plan is not None
@@ -467,17 +494,51 @@ class Refresher:
             decision = Decision("postgres", "those that read it need the difference")
         else:
             decision = self._decide(work, [plan], "recompute")
+        view = (stream_table.schema, stream_table.name)
+        assert stream_table.relation is not None
+        succession.hold(connection, view)
         successor = storage.successor_sql(stream_table.id)
         rows, decision, traffic = self.load(work.stream_table, plan, successor, work.phases, decision)
-        view = sql.Identifier(stream_table.schema, stream_table.name).as_string(connection)
         with work.phases.measure("apply"):
-            emit_difference(work.scratch, replace(work.target, storage=successor), plan, view)
-            storage.succeed(connection, stream_table.schema, stream_table.name, stream_table.id, plan)
+            table = storage.successor_name(stream_table.id)
+            prepared = succession.prepare(connection, stream_table.label, stream_table.id, table, plan)
+            lost = self.put_in_place(work.scratch, work.target, stream_table, prepared, plan)
             connection.execute(
                 query("catalog", "set_fingerprint"),
                 {"id": stream_table.id, "fingerprint": work.definition.fingerprint(mode)},
             )
-        return _Done(Applied(inserted=rows), decision, traffic)
+        return _Done(Applied(inserted=rows), decision, traffic, lost)
+
+    def put_in_place(
+        self,
+        scratch: Scratch,
+        target: Target,
+        stream_table: StreamTable,
+        prepared: succession.Prepared,
+        plan: MaintenancePlan,
+    ) -> list[str]:
+        """Shows new storage in place of a stream table's own, whose dependents get the difference."""
+        assert stream_table.relation is not None
+        view = (stream_table.schema, stream_table.name)
+        emit_difference(
+            scratch,
+            replace(target, storage=storage.in_data(prepared.table)),
+            plan,
+            sql.Identifier(*view).as_string(self._connection),
+        )
+        relation, lost = succession.succeed(
+            self._connection,
+            view,
+            stream_table.relation,
+            stream_table.id,
+            prepared,
+            plan,
+            attempts=self._settings.lock_attempts,
+        )
+        self._connection.execute(
+            query("catalog", "set_active"), {"id": stream_table.id, "relation": relation}
+        )
+        return lost
 
     def keep_anew(
         self, stream_table: StreamTable, definition: Definition, mode: str, phases: Phases
@@ -652,9 +713,19 @@ class Refresher:
                 drop_unused(self._connection, [outcome.stream_table_id for outcome in outcomes])
                 if any((outcome.history_id or 0) % HISTORY_CLEANING_INTERVAL == 1 for outcome in moved):
                     history.forget(self._connection, self._settings.history_retention)
+            for stream_table in catalog.stream_tables(
+                self._connection, [outcome.stream_table_id for outcome in moved]
+            ):
+                self.give_up_retired(stream_table)
         except psycopg.Error as error:
             if error.sqlstate is None:
                 raise
+
+    def give_up_retired(self, stream_table: StreamTable) -> None:
+        """Drops storage that was replaced, once no snapshot needs it."""
+        if stream_table.relation is not None:
+            view = (stream_table.schema, stream_table.name)
+            succession.give_up_retired(self._connection, view, stream_table.relation, stream_table.id)
 
 
 def _what_a_mark_means(source: CatalogSource) -> str:

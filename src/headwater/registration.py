@@ -4,6 +4,9 @@ A definition changes without us when a plain view that the query reads is replac
 is renamed; capture breaks when somebody drops or disables its triggers. Each refresh asks for both first
 (`outdated`). A rename only brings the records up to date. A changed meaning is registered like a new
 definition, and the stream table is rebuilt; so is every consumer of a source whose capture was broken.
+
+Who renames a column of the view that shows a stream table (`ALTER VIEW … RENAME COLUMN`) wants it to be
+called so. Before all else, the column of the definition and that of the storage get the name, too.
 """
 
 from __future__ import annotations
@@ -11,16 +14,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import psycopg
+from psycopg import sql
+
 from headwater import catalog
+from headwater.apply import storage
 from headwater.capture.registry import LIFECYCLE_LOCK, capture, reinstall, release_superfluous
 from headwater.catalog import Mode, StreamTable
 from headwater.db import install
 from headwater.db.connection import Connection, one, transaction
 from headwater.db.queries import query
-from headwater.definition import Definition, DefinitionReader, definition_oid
-from headwater.errors import CyclicDependency, NotIncremental
+from headwater.definition import Definition, DefinitionReader, definition_name, definition_oid
+from headwater.errors import CyclicDependency, NotIncremental, RefreshFailed
+from headwater.plan.dialect import identifier
 from headwater.plan.lineage import lineage
+from headwater.plan.maintain import HIDDEN
 from headwater.plan.operators import referenced_columns
+from headwater.plan.scope import SYSTEM_COLUMNS
 
 
 def effective_mode(label: str, requested: Mode, definition: Definition) -> Literal["differential", "full"]:
@@ -115,7 +125,10 @@ def register_anew(
 
 def outdated(connection: Connection, members: Sequence[int]) -> list[tuple[str, int]]:
     """Stream tables among these with another definition than was planned, and sources with broken capture."""
-    found = connection.execute(query("catalog", "outdated"), {"ids": sorted(members)}).fetchall()
+    try:
+        found = connection.execute(query("catalog", "outdated"), {"ids": sorted(members)}).fetchall()
+    except psycopg.errors.InternalError_ as error:  # a definition was replaced while it was looked at
+        raise psycopg.errors.SerializationFailure(str(error)) from error
     return [(str(kind), int(number)) for kind, number in found]
 
 
@@ -123,6 +136,7 @@ def bring_up_to_date(
     connection: Connection, reader: DefinitionReader, members: Sequence[int]
 ) -> list[tuple[str, int]]:
     """Adopts changed definitions and repairs broken capture, for a refresh to trust; what these were."""
+    follow_renames(connection, reader, members)
     found = outdated(connection, members)
     for kind, number in found:
         with transaction(connection):
@@ -134,6 +148,52 @@ def bring_up_to_date(
                 connection.execute(query("catalog", "lock_stream_table"), {"id": number})
                 _adopt(connection, reader, catalog.stream_table(connection, number))
     return found
+
+
+def follow_renames(connection: Connection, reader: DefinitionReader, members: Sequence[int]) -> None:
+    """Lets definition and storage call columns what users have renamed them to."""
+    wanted = {"ids": sorted(members)}
+    for number in {row[0] for row in connection.execute(query("catalog", "renamed_columns"), wanted)}:
+        with transaction(connection):
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+            connection.execute(query("catalog", "lock_stream_table"), {"id": number})
+            rows = connection.execute(query("catalog", "renamed_columns"), {"ids": [number]}).fetchall()
+            if rows:
+                stream_table = catalog.stream_table(connection, number)
+                _rename(connection, reader, stream_table, [row[1:] for row in rows])
+
+
+def _rename(
+    connection: Connection,
+    reader: DefinitionReader,
+    stream_table: StreamTable,
+    renamed: list[tuple[int, str, str]],
+) -> None:
+    for _, _, new in renamed:
+        if new.startswith(HIDDEN) or new in SYSTEM_COLUMNS:
+            shown = sql.Identifier(stream_table.schema, stream_table.name).as_string(connection)
+            raise RefreshFailed(
+                f"{stream_table.label} cannot have a column {new}: the name is reserved",
+                hint=f"ALTER VIEW {shown} RENAME COLUMN {identifier(new)} TO …",
+            )
+    view = definition_oid(connection, stream_table.id)
+    before = reader.read(view)
+    current = (
+        stream_table.mode == before.mode_for(stream_table.mode)
+        and before.fingerprint(stream_table.mode) == stream_table.fingerprint
+    )
+    storage.rename_columns(connection, "VIEW", definition_name(connection, stream_table.id), renamed)
+    if not current:
+        _adopt(connection, reader, stream_table)  # it is loaded anew, with the new names
+        return
+    stored = sql.Identifier(storage.DATA, storage.storage_name(stream_table.id))
+    storage.rename_columns(connection, "TABLE", stored, renamed)
+    definition = reader.read(view)
+    register(connection, stream_table.id, stream_table.label, definition, stream_table.mode)
+    # A part that is not the same to the new definition would be stale, should the old names come back.
+    known = {part.name for part in definition.keepables}
+    stale = [part for part in storage.kept(connection, stream_table.id) if part not in known]
+    storage.drop_kept(connection, stream_table.id, stale)
 
 
 def _adopt(connection: Connection, reader: DefinitionReader, stream_table: StreamTable) -> None:

@@ -31,7 +31,7 @@ from headwater.db import install
 from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.queries import query
 from headwater.db.work import statement
-from headwater.definition import new_definition_name
+from headwater.definition import DEFINITIONS, new_definition_name
 from headwater.errors import HeadwaterError, RefreshFailed
 from headwater.lifecycle import Lifecycle
 from headwater.refresh import Refresher, Request
@@ -126,7 +126,8 @@ class Repair:
         again = f"headwater drop {stream_table.label}, then create it again"
         if text is None:
             raise RefreshFailed(f"the definition of {stream_table.label} is gone", hint=again)
-        name = new_definition_name(stream_table.id, f"{stream_table.schema}.{stream_table.name}")
+        label = f"{stream_table.schema}.{stream_table.name}"
+        name = sql.Identifier(DEFINITIONS, new_definition_name(stream_table.id, label))
         try:
             with transaction(self._connection):
                 self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))

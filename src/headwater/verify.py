@@ -66,7 +66,9 @@ def verify(
 def _verify(
     connection: Connection, settings: Settings, refresher: Refresher, stream_table: StreamTable
 ) -> Verification:
-    tables = catalog.closure(connection, stream_table.id).tables
+    closure = catalog.closure(connection, stream_table.id)
+    refresher.follow_renames(closure)
+    tables = closure.tables
     notes = []
     with transaction(connection, repeatable_read=True, rollback=True):
         refresher.lock_tables(tables)

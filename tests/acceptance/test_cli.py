@@ -186,6 +186,7 @@ def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
 
     created = program.json("create", "revenue", "--query", REVENUE, "--schedule", "1s")
     assert created.pop("id") > 0
+    assert created.pop("did") == "it was created"
     assert created == {
         "stream_table": "public.revenue",
         "status": "active",
@@ -346,6 +347,7 @@ def test_create_if_not_exists_twice(inside: Inside) -> None:
     arguments = ("create", "revenue", "--query", REVENUE, "--if-not-exists")
     first, second = inside.json(*arguments), inside.json(*arguments)
     assert (first.pop("created"), second.pop("created")) == (True, False)
+    assert (first.pop("did"), second.pop("did")) == ("it was created", "what is stored stays")
     assert first == second
     assert "exists already: public.revenue" in inside.run(*arguments).stdout
 
@@ -637,3 +639,25 @@ def test_help_and_version(alone: Inside) -> None:
         about = alone.run(verb, "--help").stdout
         assert f"Example: headwater {verb}" in about
         assert "--dsn" in about
+
+
+def test_another_query_in_place(inside: Inside, conn: psycopg.Connection) -> None:
+    inside.run("create", "revenue", "--query", REVENUE, "--or-replace")
+    more = REVENUE.replace(" FROM", ", max(amount) AS most FROM")
+    said = inside.run("alter", "revenue", "--query", more).stdout
+    assert said.startswith("altered public.revenue: its query was replaced\n")
+    assert "what is stored stays" in inside.run("create", "revenue", "--query", more, "--or-replace").stdout
+    conn.execute("CREATE VIEW mine AS SELECT total FROM revenue")
+    refused = inside.fails("create", "revenue", "--query", DRAWN, "--or-replace", "--cascade")
+    assert "public.mine" in refused
+    conn.execute("DROP VIEW mine")
+    inside.run("create", "above", "--query", "SELECT sum(total) AS total FROM revenue")
+    assert "--cascade" in inside.fails("alter", "revenue", "--query", DRAWN)
+    assert "public.above was dropped" in inside.json("alter", "revenue", "--query", DRAWN, "--cascade")["did"]
+    for misuse in (
+        ("alter", "revenue", "--cascade"),
+        ("create", "revenue", "--query", REVENUE, "--cascade"),
+        ("create", "revenue", "--query", REVENUE, "--or-replace", "--if-not-exists"),
+        ("alter", "revenue", "--query", REVENUE, "--file", "-"),
+    ):
+        inside.fails(*misuse, expect=2)

@@ -20,7 +20,7 @@ from tests.integration.support import (
 import headwater
 from headwater import Headwater
 from headwater.errors import AlreadyExists, DependentsExist, InvalidSetting, NotFound
-from headwater.lifecycle import Options
+from headwater.lifecycle import Options, Place
 
 Connection = psycopg.Connection[Any]
 
@@ -143,9 +143,26 @@ def test_the_mode_can_be_changed_back_and_forth(hw: Headwater, conn: Connection)
 
 
 def test_the_history_names_a_change_of_mode(hw: Headwater, conn: Connection) -> None:
-    hw.create("st", "SELECT id FROM items")
+    hw.create("st", "SELECT kind, count(*) AS n FROM items GROUP BY kind")
     hw.alter("st", mode="full")
     assert "its mode was changed to full" in hw.history("st")[0].reason
+
+
+def test_a_bag_of_rows_stays_where_it_is_in_another_mode(hw: Headwater, conn: Connection) -> None:
+    hw.create("st", "SELECT id, kind FROM items")
+    storage = value(conn, "SELECT to_regclass('headwater_data.st_1')::oid")
+    hw.alter("st", mode="full")
+    assert len(hw.history("st")) == 1
+    assert capture_triggers(conn, "items") == set()
+    conn.execute("INSERT INTO items VALUES (4, 'c', 1)")
+    assert refresh(hw, "st").action == "recompute"
+    conn.execute("DELETE FROM items WHERE id = 1")
+    hw.alter("st", mode="auto")
+    assert_fresh(hw, "st")
+    assert "its mode was changed to differential" in hw.history("st")[0].reason
+    conn.execute("DELETE FROM items WHERE id = 2")
+    assert refresh(hw, "st").action == "delta"
+    assert value(conn, "SELECT to_regclass('headwater_data.st_1')::oid") == storage
 
 
 def test_a_change_of_mode_reaches_dependents_as_a_delta(hw: Headwater, conn: Connection) -> None:
@@ -250,7 +267,7 @@ def test_a_creator_that_died_between_its_transactions_is_cleared_away(
     before = footprint(conn)
     with headwater.connect(dsn) as dying:
         options = Options(mode="auto", engine="auto")
-        dying._lifecycle()._prepare("public", "st", "SELECT id FROM items", options)
+        dying._lifecycle()._prepare(Place("public", "st"), "SELECT id FROM items", options)
         assert hw.status("st").status == "initializing"
         assert capture_triggers(conn, "items") == TRIGGERS
         with pytest.raises(AlreadyExists) as caught:
@@ -271,6 +288,6 @@ def test_a_creator_that_died_between_its_transactions_is_cleared_away(
 def test_what_a_dead_creator_left_can_be_dropped(hw: Headwater, dsn: str, conn: Connection) -> None:
     before = footprint(conn)
     with headwater.connect(dsn) as dying:
-        dying._lifecycle()._prepare("public", "st", "SELECT id FROM items", Options())
+        dying._lifecycle()._prepare(Place("public", "st"), "SELECT id FROM items", Options())
     hw.drop("st")
     assert footprint(conn) == before

@@ -166,11 +166,13 @@ def emit_difference(scratch: Scratch, target: Target, plan: MaintenancePlan, vie
     """Gives dependents the difference between new storage and what the view, still on the old one, shows."""
     if not target.change_table:
         return
-    outputs = ", ".join(column.sql for column in plan.outputs)
+    wanted = {name for name, _ in target.change_columns}
+    captured = tuple(column for column in plan.outputs if column.name in wanted)  # the view may lack others
+    listed = "".join(f"{column.sql}, " for column in captured)
     _emit(
         scratch,
         target,
-        plan.outputs,
-        f"SELECT {outputs}, 1 AS {WEIGHT} FROM {target.storage}{where_shown(plan)}"
-        f" UNION ALL SELECT {outputs}, -1 FROM {view}",
+        captured,
+        f"SELECT {listed}1 AS {WEIGHT} FROM {target.storage}{where_shown(plan)}"
+        f" UNION ALL SELECT {listed}-1 FROM {view}",
     )

@@ -1,6 +1,8 @@
-"""The table that holds a stream table's rows, and the view by which users read them."""
+"""The tables that hold a stream table's rows. How users get to see them is in `succession`."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
 
 from psycopg import sql
 
@@ -8,7 +10,7 @@ from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.work import statement
 from headwater.plan.dialect import identifier
-from headwater.plan.maintain import GroupPlan, IncrementalPlan, MaintenancePlan, where_shown
+from headwater.plan.maintain import GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.render import HASH
 
 DATA = "headwater_data"
@@ -18,13 +20,32 @@ SHORT_TYPES = frozenset(
 )
 
 
+RETIRED = "_until_"
+"""Between the name of storage and the transaction that replaced it, while older snapshots may need it."""
+
+
+def storage_name(stream_table_id: int) -> str:
+    return f"st_{stream_table_id}"
+
+
 def storage_sql(stream_table_id: int) -> str:
-    return _in_data(f"st_{stream_table_id}")
+    return in_data(storage_name(stream_table_id))
+
+
+def successor_name(stream_table_id: int) -> str:
+    """The name of storage that will replace the present one."""
+    return f"st_{stream_table_id}_successor"
 
 
 def successor_sql(stream_table_id: int) -> str:
-    """The name of storage that will replace the present one."""
-    return _in_data(f"st_{stream_table_id}_successor")
+    return in_data(successor_name(stream_table_id))
+
+
+def retired(connection: Connection, stream_table_id: int) -> list[tuple[str, int, str]]:
+    """Storage that was replaced, oldest first: its name, its oid and the transaction that replaced it."""
+    prefix = f"{storage_name(stream_table_id)}{RETIRED}"
+    rows = connection.execute(query("refresh", "retired_tables"), {"schema": DATA, "prefix": prefix})
+    return [(name, int(oid), xid) for name, oid, xid in rows]
 
 
 def kept_name(stream_table_id: int, part: str) -> str:
@@ -41,7 +62,7 @@ def kept(connection: Connection, stream_table_id: int) -> dict[str, int]:
 
 def load_kept(connection: Connection, stream_table_id: int, part: str, plan: IncrementalPlan) -> int:
     """Creates the storage of a part and fills it; its oid."""
-    table = _in_data(kept_name(stream_table_id, part))
+    table = in_data(kept_name(stream_table_id, part))
     load(connection, table, plan)
     if isinstance(plan, GroupPlan) and plan.keys:
         # Who reads it looks for its groups by their keys, and knows no hash. A long key fits no btree.
@@ -53,9 +74,22 @@ def load_kept(connection: Connection, stream_table_id: int, part: str, plan: Inc
     return int(one(connection, "SELECT %s::regclass::oid", (table,))[0])
 
 
-def drop_kept(connection: Connection, stream_table_id: int) -> None:
+def drop_kept(connection: Connection, stream_table_id: int, parts: Collection[str] | None = None) -> None:
+    """Drops the storage of all parts, or of these."""
     for part in kept(connection, stream_table_id):
-        connection.execute(statement(f"DROP TABLE {_in_data(kept_name(stream_table_id, part))}"))
+        if parts is None or part in parts:
+            connection.execute(statement(f"DROP TABLE {in_data(kept_name(stream_table_id, part))}"))
+
+
+def move_kept(connection: Connection, stream_table_id: int, to: int) -> None:
+    """Gives what is kept of one stream table to another, in place of what that one kept."""
+    drop_kept(connection, to)
+    for part in kept(connection, stream_table_id):
+        connection.execute(
+            sql.SQL("ALTER TABLE {} RENAME TO {}").format(
+                sql.Identifier(DATA, kept_name(stream_table_id, part)), sql.Identifier(kept_name(to, part))
+            )
+        )
 
 
 def load(connection: Connection, table: str, plan: MaintenancePlan) -> int:
@@ -90,45 +124,26 @@ def _creation(table: str, plan: MaintenancePlan) -> sql.Composed:
     return sql.Composed([statement(f"CREATE TABLE {table} WITH (fillfactor = 90) AS {plan.full_sql()}")])
 
 
-def succeed(
-    connection: Connection, schema: str, name: str, stream_table_id: int, plan: MaintenancePlan
+def rename_columns(
+    connection: Connection, kind: str, relation: sql.Identifier, renamed: Sequence[tuple[int, str, str]]
 ) -> None:
-    """Puts the successor under the view in place of the present storage.
-
-    Takes the locks that keep readers waiting, in the readers' own order, and is the last thing that a
-    transaction does but for its records.
-    """
-    successor = f"st_{stream_table_id}_successor"
-    create_view(connection, schema, name, _in_data(successor), plan)
-    drop(connection, stream_table_id)
-    connection.execute(
-        sql.SQL("ALTER TABLE {} RENAME TO {}").format(
-            sql.Identifier(DATA, successor), sql.Identifier(f"st_{stream_table_id}")
+    """Renames columns, given as number, old and new name; in two steps, for they may change places."""
+    between = [(f"__hw_renamed_{number}", old, new) for number, old, new in renamed]
+    steps = [(old, name) for name, old, _ in between] + [(name, new) for name, _, new in between]
+    for old, new in steps:
+        connection.execute(
+            sql.SQL("ALTER {} {} RENAME COLUMN {} TO {}").format(
+                statement(kind), relation, sql.Identifier(old), sql.Identifier(new)
+            )
         )
-    )
 
 
 def drop(connection: Connection, stream_table_id: int) -> None:
+    """Drops storage, also what is retired of it."""
     connection.execute(statement(f"DROP TABLE IF EXISTS {storage_sql(stream_table_id)}"))
+    for table, _, _ in retired(connection, stream_table_id):
+        connection.execute(statement(f"DROP TABLE {in_data(table)}"))
 
 
-def _in_data(table: str) -> str:
+def in_data(table: str) -> str:
     return f"{identifier(DATA)}.{identifier(table)}"
-
-
-def create_view(connection: Connection, schema: str, name: str, storage: str, plan: MaintenancePlan) -> int:
-    """Creates or repoints the view that users read; its oid. Writes through it are refused with an error."""
-    view = sql.Identifier(schema, name)
-    columns = ", ".join(column.sql for column in plan.outputs)
-    connection.execute(
-        sql.SQL("CREATE OR REPLACE VIEW {} AS {}").format(
-            view, statement(f"SELECT {columns} FROM {storage}{where_shown(plan)}")
-        )
-    )
-    connection.execute(
-        sql.SQL(
-            "CREATE OR REPLACE TRIGGER headwater_refuse_write INSTEAD OF INSERT OR UPDATE OR DELETE ON {}"
-            " FOR EACH ROW EXECUTE FUNCTION headwater.refuse_write()"
-        ).format(view)
-    )
-    return int(one(connection, "SELECT %s::regclass::oid", (view.as_string(connection),))[0])

@@ -18,6 +18,7 @@ consumer that notes its positions before it reads, and commits them after, meets
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -230,10 +231,9 @@ def kept_sql(since: Position, until: Position) -> str:
 
     Rows go only after the consumer's row has changed: a snapshot that shows the row as it was has them all.
     """
-    text: str = query("consumers", "kept")
-    for name, value in _protected(since, until).items():
-        text = text.replace(f"%({name})s", literal(str(value)))
-    return text
+    values = _protected(since, until)
+    # In one go: a value may look like a placeholder.
+    return re.sub(r"%\((\w+)\)s", lambda found: literal(str(values[found[1]])), query("consumers", "kept"))
 
 
 def lost(name: str, reason: str = "") -> ConsumerLost:

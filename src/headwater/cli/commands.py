@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, get_args
@@ -19,6 +20,7 @@ from headwater.cli import document, show
 from headwater.cli.invocation import DSN_VARIABLE, Invocation, Misuse
 from headwater.db.connection import one
 from headwater.errors import AlreadyExists, NotFound
+from headwater.history import HistoryEntry
 from headwater.version import version
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,6 +32,7 @@ SECTIONS = {
     "Looking": ("list", "status", "history", "explain", "verify"),
 }
 WATCH_SECONDS = 1.0
+STAYS = "what is stored stays"
 
 
 class Sections(click.Group):
@@ -98,6 +101,9 @@ def shared_options(function: Function) -> Function:
 name_argument = click.argument("name")
 mode_option = click.option("--mode", type=click.Choice(get_args(Mode)), help="How it is kept fresh.")
 engine_option = click.option("--engine", type=click.Choice(get_args(EngineName)), help="What computes it.")
+cascade_option = click.option(
+    "--cascade", is_flag=True, help="Drop stream tables and consumers that do not fit the new columns."
+)
 
 
 def spark_options(function: Function) -> Function:
@@ -464,6 +470,8 @@ def _transfer(
 @mode_option
 @engine_option
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if there is a stream table of that name.")
+@click.option("--or-replace", is_flag=True, help="Give the stream table of that name, if any, this query.")
+@cascade_option
 @spark_options
 @shared_options
 @click.pass_obj
@@ -476,12 +484,21 @@ def create(
     mode: Mode | None,
     engine: EngineName | None,
     if_not_exists: bool,
+    or_replace: bool,
+    cascade: bool,
 ) -> None:
     """Create a stream table from a query and load it.
+
+    With --or-replace, a stream table of that name gets the query and the options in place: readers see the
+    old rows until they see the new ones.
 
     \b
     Example: headwater create revenue --query "SELECT region, sum(amount) FROM sales GROUP BY region"
     """
+    if if_not_exists and or_replace:
+        raise Misuse("--if-not-exists and --or-replace exclude each other")
+    if cascade and not or_replace:
+        raise Misuse("--cascade is for --or-replace")
     text = _query(query, file)
 
     def attempt(hw: Headwater, lenient: bool) -> StreamTable:
@@ -492,9 +509,12 @@ def create(
             mode=mode or "auto",
             engine=engine or "auto",
             if_not_exists=lenient,
+            or_replace=or_replace,
+            cascade=cascade,
         )
 
     with invocation.connect() as hw:
+        before = _latest(hw, name) if or_replace else None
         try:
             found, created = attempt(hw, False), True
         except AlreadyExists:
@@ -502,9 +522,24 @@ def create(
                 raise
             found, created = attempt(hw, True), False
         indexes = hw.missing_indexes(name)
+        did = _did(before, _latest(hw, name)) if created else STAYS
     verb, following = "created" if created else "exists already:", _command("refresh", name)
-    said = show.definition(found, verb, following, indexes)
-    invocation.present(document.stream_table(found, created=created, indexes=indexes), said)
+    said = show.definition(found, verb, following, indexes, did if or_replace else "")
+    invocation.present(document.stream_table(found, created=created, indexes=indexes, did=did), said)
+
+
+def _latest(hw: Headwater, name: str) -> HistoryEntry | None:
+    """The latest entry in the history of a stream table, if there is one."""
+    with suppress(NotFound):
+        return next(iter(hw.history(name, limit=1)), None)
+    return None
+
+
+def _did(before: HistoryEntry | None, after: HistoryEntry | None) -> str:
+    """What was done to a stream table, and what went with it."""
+    if after is None or (before is not None and before.id == after.id):
+        return STAYS
+    return after.reason
 
 
 def _query(query: str | None, file: BinaryIO | None) -> str:
@@ -521,34 +556,58 @@ def _query(query: str | None, file: BinaryIO | None) -> str:
 
 @cli.command()
 @name_argument
+@click.option("--query", metavar="SQL", help="Another defining query.")
+@click.option("--file", type=click.File("rb"), help="A file with the query; - for standard input.")
 @click.option("--schedule", metavar="DURATION", help="How fresh it should be: 500ms, 1s, 5m, 1h.")
 @click.option("--no-schedule", is_flag=True, help="Refresh only when asked to.")
 @mode_option
 @engine_option
+@cascade_option
 @spark_options
 @shared_options
 @click.pass_obj
 def alter(
     invocation: Invocation,
     name: str,
+    query: str | None,
+    file: BinaryIO | None,
     schedule: str | None,
     no_schedule: bool,
     mode: Mode | None,
     engine: EngineName | None,
+    cascade: bool,
 ) -> None:
-    """Change the schedule, mode or engine of a stream table.
+    """Change the query, schedule, mode or engine of a stream table.
+
+    Another query is put in place: readers see the old rows until they see the new ones.
 
     \b
     Example: headwater alter revenue --schedule 5s
     """
+    text = _query(query, file) if query is not None or file is not None else None
     if schedule is not None and no_schedule:
         raise Misuse("--schedule and --no-schedule exclude each other")
-    if schedule is None and not no_schedule and mode is None and engine is None:
-        raise Misuse("nothing to change", "give --schedule, --no-schedule, --mode or --engine")
+    if text is None and schedule is None and not no_schedule and mode is None and engine is None:
+        raise Misuse(
+            "nothing to change", "give --query, --file, --schedule, --no-schedule, --mode or --engine"
+        )
+    if cascade and text is None:
+        raise Misuse("--cascade is for --query and --file")
     with invocation.connect() as hw:
-        found = hw.alter(name, schedule=schedule, unscheduled=no_schedule, mode=mode, engine=engine)
-    said = show.definition(found, "altered", _command("refresh", name))
-    invocation.present(document.stream_table(found), said)
+        before = _latest(hw, name)
+        found = hw.alter(
+            name,
+            query=text,
+            schedule=schedule,
+            unscheduled=no_schedule,
+            mode=mode,
+            engine=engine,
+            cascade=cascade,
+        )
+        did = _did(before, _latest(hw, name))
+    changed = text is not None or mode is not None
+    said = show.definition(found, "altered", _command("refresh", name), did=did if changed else "")
+    invocation.present(document.stream_table(found, did=did), said)
 
 
 @cli.command()

@@ -149,12 +149,16 @@ def checks(found: Sequence[Check]) -> RenderableType:
 
 
 def definition(
-    stream_table: StreamTable, verb: str, following: str, indexes: Sequence[MissingIndex] = ()
+    stream_table: StreamTable,
+    verb: str,
+    following: str,
+    indexes: Sequence[MissingIndex] = (),
+    did: str = "",
 ) -> Text:
-    """What `create` and `alter` say: the mode and, when it recomputes though nobody asked for that, why; and
-    what would make it cheaper."""
+    """What `create` and `alter` say: the mode and, when it recomputes though nobody asked for that, why; what
+    was done to one that was there, and what would make it cheaper."""
     said = [
-        f"{verb} {stream_table.label}",
+        f"{verb} {stream_table.label}{f': {did}' if did else ''}",
         f"mode: {stream_table.mode} (asked for: {stream_table.requested_mode}),"
         f" engine: {stream_table.engine}, schedule: {stream_table.schedule or 'none'}",
     ]

@@ -25,8 +25,9 @@ Connection = psycopg.Connection[TupleRow]
 Result = TypeVar("Result")
 
 PINNED_SETTINGS = {
-    # With an empty path the server's deparser qualifies every name, and nobody's schema can shadow ours.
-    "search_path": "",
+    # The server's deparser qualifies every name that is not its own, and nobody's schema can shadow ours. If
+    # left out, pg_temp would come first: a temporary table called pg_class would be taken for the catalog.
+    "search_path": "pg_catalog, pg_temp",
     # Functions that depend on these are marked stable; pinned, they give the same value at every refresh.
     "DateStyle": "ISO, MDY",
     "IntervalStyle": "postgres",
@@ -68,12 +69,14 @@ def connect(dsn: str) -> Connection:
             detail=str(error).strip(),
             hint="check --dsn or HEADWATER_DSN, for example postgresql://user@host:5432/dbname",
         ) from error
-    # One statement for each would take longer than connecting does; they are evaluated from left to right.
-    settings = ", ".join(["set_config(%s, %s, false)"] * len(PINNED_SETTINGS))
+    # One statement for each would take longer than connecting does; they are evaluated from left to right. It
+    # is read by the user's own search_path, in which anything may be called set_config.
+    setting = "pg_catalog.set_config(%s::pg_catalog.text, %s::pg_catalog.text, false)"
     connection.execute(
         sql.SQL(
-            "SELECT set_config('headwater.user_search_path', current_setting('search_path'), false), {}"
-        ).format(sql.SQL(settings)),
+            "SELECT pg_catalog.set_config('headwater.user_search_path'::pg_catalog.text,"
+            " pg_catalog.current_setting('search_path'::pg_catalog.text), false), {}"
+        ).format(sql.SQL(", ").join([sql.SQL(setting)] * len(PINNED_SETTINGS))),
         [part for setting in PINNED_SETTINGS.items() for part in setting],
     )
     return connection

@@ -54,7 +54,12 @@ SELECT 'definition', st.id
 FROM headwater.stream_table st
 CROSS JOIN LATERAL headwater.definition(st.id) AS d(oid)
 WHERE st.id = ANY (%(ids)s::bigint[]) AND d.oid IS NOT NULL
-  AND st.signature IS DISTINCT FROM headwater.signature(d.oid, st.signature_of)
+  AND st.signature IS DISTINCT FROM headwater.signature(d.oid, st.signature_of) || coalesce((
+          SELECT string_agg(' ' || t.oid, '' ORDER BY t.oid) FROM pg_class t
+          WHERE t.oid = ANY (st.signature_of) AND t.relrowsecurity AND EXISTS (
+              SELECT FROM pg_class v JOIN pg_roles o ON o.oid = v.relowner
+              WHERE v.oid = ANY (st.signature_of) AND v.relkind = 'v' AND o.rolname <> current_user
+                AND NOT (o.rolsuper OR o.rolbypassrls))), '')
 UNION ALL
 SELECT DISTINCT 'capture', s.id
 FROM headwater.dependency d
@@ -71,6 +76,16 @@ WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
                  AND t.tgenabled IN ('O', 'A')))
            OR obj_description(to_regproc('headwater_changes.capture_' || c.oid), 'pg_proc') IS DISTINCT FROM (
                SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(c.oid))))
+
+-- name: renamed_columns
+-- Columns of the views that show these stream tables that were renamed there: their number, and the name that definition and
+-- storage have.
+SELECT st.id, v.attnum, d.attname, v.attname
+FROM headwater.stream_table st
+JOIN pg_attribute v ON v.attrelid = st.relation AND v.attnum > 0 AND NOT v.attisdropped
+JOIN pg_attribute d ON d.attrelid = headwater.definition(st.id) AND d.attnum = v.attnum
+WHERE st.id = ANY (%(ids)s::bigint[]) AND v.attname <> d.attname
+ORDER BY st.id, v.attnum
 
 -- name: partitions_moved
 -- Of these tables, one that has other partitions than when it was last captured. In an older snapshot, too, the
@@ -110,6 +125,30 @@ SELECT relation, format('%%I.%%I', schema_name, table_name) FROM headwater.sourc
 -- The stream table can be read; its name comes from its view from now on. Who read one before it reads this one.
 WITH source AS (UPDATE headwater.source SET relation = %(relation)s::oid WHERE stream_table_id = %(id)s)
 UPDATE headwater.stream_table SET status = 'active', relation = %(relation)s::oid WHERE id = %(id)s
+
+-- name: take_over
+-- One stream table gets the query, options and dependencies of another, which is forgotten. What uses its number stays.
+WITH dependencies_gone AS (
+    DELETE FROM headwater.dependency WHERE stream_table_id = %(id)s
+), lineage_gone AS (
+    DELETE FROM headwater.lineage WHERE stream_table_id = %(id)s
+)
+UPDATE headwater.stream_table st
+SET query = c.query, definition = c.definition, fingerprint = c.fingerprint, signature = c.signature, signature_of = c.signature_of,
+    requested_mode = c.requested_mode, mode = c.mode, mode_reasons = c.mode_reasons, engine = c.engine,
+    schedule = c.schedule, time_zone = c.time_zone, status = 'active', rebuild_reason = NULL
+FROM headwater.stream_table c WHERE st.id = %(id)s AND c.id = %(candidate)s
+
+-- name: take_over_dependencies
+-- The rest of `take_over`: what the other one reads.
+WITH dependencies AS (
+    UPDATE headwater.dependency SET stream_table_id = %(id)s WHERE stream_table_id = %(candidate)s
+)
+UPDATE headwater.lineage SET stream_table_id = %(id)s WHERE stream_table_id = %(candidate)s
+
+-- name: set_query
+-- Another text of the same query.
+UPDATE headwater.stream_table SET query = %(query)s WHERE id = %(id)s
 
 -- name: set_options
 -- Options that need no rebuild; null keeps the old one.
@@ -212,6 +251,9 @@ DELETE FROM headwater.source_column WHERE source_id = %(id)s AND attnum = ANY (%
 
 -- name: delete_source
 DELETE FROM headwater.source WHERE id = %(id)s
+
+-- name: delete_own_source
+DELETE FROM headwater.source WHERE stream_table_id = %(id)s
 
 -- name: forget_capture
 WITH gone AS (DELETE FROM headwater.source_column WHERE source_id = %(id)s)

@@ -3,10 +3,17 @@
 SELECT pg_get_viewdef(%(view)s::oid)
 
 -- name: signature
-SELECT headwater.signature(%(view)s::oid, %(relations)s::oid[])
+-- What a plan is made from, and the tables among it whose rows depend on who owns a view that is read.
+SELECT headwater.signature(%(view)s::oid, %(relations)s::oid[]) || coalesce((
+    SELECT string_agg(' ' || t.oid, '' ORDER BY t.oid) FROM pg_class t
+    WHERE t.oid = ANY (%(relations)s::oid[]) AND t.relrowsecurity AND EXISTS (
+        SELECT FROM pg_class v JOIN pg_roles o ON o.oid = v.relowner
+        WHERE v.oid = ANY (%(relations)s::oid[]) AND v.relkind = 'v' AND o.rolname <> current_user
+          AND NOT (o.rolsuper OR o.rolbypassrls))), '')
 
 -- name: relations_read
--- Every relation that a view reads, through plain views too; views that show a stream table are not entered. Children
+-- Every relation that a view reads, through plain views too; views that show a stream table are not entered. What a view
+-- shows of a table with row-level security is up to the policies for its owner. Children
 -- are those that inherit from a table, or foreign tables among the partitions of a partitioned one.
 WITH RECURSIVE reads(reader, relation) AS (
     SELECT r.ev_class, m.found[1]::oid
@@ -24,7 +31,11 @@ SELECT c.oid, n.nspname, c.relname, format('%%I.%%I', n.nspname, c.relname), c.r
        CASE c.relkind WHEN 'p' THEN EXISTS (SELECT FROM pg_partition_tree(c.oid) m JOIN pg_class f ON f.oid = m.relid
                                             WHERE f.relkind = 'f')
                       ELSE c.relhassubclass END,
-       EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), c.relispartition, row_security_active(c.oid),
+       EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), c.relispartition,
+       row_security_active(c.oid) OR c.relrowsecurity AND EXISTS (
+           SELECT FROM reads r JOIN pg_class v ON v.oid = r.relation AND v.relkind = 'v'
+           JOIN pg_roles o ON o.oid = v.relowner
+           WHERE o.rolname <> current_user AND NOT (o.rolsuper OR o.rolbypassrls)),
        n.nspname IN ('pg_catalog', 'information_schema', 'pg_toast'),
        has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'TRIGGER')
 FROM (SELECT DISTINCT relation FROM reads WHERE relation <> %(view)s::oid) found

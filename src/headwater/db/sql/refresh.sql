@@ -18,3 +18,16 @@ WHERE c.relnamespace = pg_my_temp_schema() AND c.relkind = 'r' AND c.relname ~ '
 -- The storage of parts of a stream table's query.
 SELECT c.relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
+
+-- name: retired_tables
+-- Storage of a stream table that older snapshots may still need, with the transaction that replaced it, oldest first.
+SELECT c.relname, c.oid, substr(c.relname, length(%(prefix)s) + 1) AS xid
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
+  AND pg_relation_size(c.oid) IS NOT NULL  -- not dropped since this snapshot
+ORDER BY length(c.relname), c.relname
+
+-- name: storage_secured
+-- Whether row-level security hides rows of a stream table's storage from this role; its name.
+SELECT row_security_active(c.oid), format('%%I.%%I', n.nspname, c.relname), current_user
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%(storage)s)
