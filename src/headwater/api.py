@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import builtins
 import os
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+
+import psycopg
 
 from headwater import catalog, config, history, jobs
 from headwater.advice import MissingIndex, missing_indexes
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.config import Setting, Settings
 from headwater.db import install, privileges
-from headwater.db.connection import Connection, transaction
+from headwater.db.connection import Connection, transaction, translated
 from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
-from headwater.errors import AlreadyExists, ConnectionFailed, NotFound
+from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound
 from headwater.explain import Explanation, explain
 from headwater.history import HistoryEntry, Outcome
 from headwater.jobs import RunningJob
@@ -26,6 +29,9 @@ from headwater.lifecycle import Lifecycle, Options
 from headwater.monitor import StreamTableStatus, statuses
 from headwater.refresh import Refresher, Request
 from headwater.verify import Verification, verify
+
+SWEEPING_INTERVAL = 60.0
+"""Seconds after which a long-lived handle looks again for what dead processes left."""
 
 
 class Headwater:
@@ -43,6 +49,7 @@ class Headwater:
         self._reader = DefinitionReader(self._connection)
         self._dispatch = Dispatch(dsn, progress)
         self._applied: Settings | None = None
+        self._swept: float | None = None
 
     def __enter__(self) -> Headwater:
         return self
@@ -103,7 +110,7 @@ class Headwater:
     ) -> StreamTable:
         """Creates a stream table from a query and loads it."""
         lifecycle = self._lifecycle()
-        jobs.sweep(self._connection)
+        self._sweep(lifecycle, now=True)
         try:
             return lifecycle.create(name, query, Options(mode=mode, engine=engine, schedule=schedule))
         except AlreadyExists as error:
@@ -128,6 +135,7 @@ class Headwater:
     ) -> StreamTable:
         """Changes the options that are given."""
         lifecycle = self._lifecycle()
+        self._sweep(lifecycle)
         return lifecycle.alter(
             catalog.find(self._connection, name),
             mode=mode,
@@ -139,7 +147,7 @@ class Headwater:
     def drop(self, name: str, *, cascade: bool = False) -> builtins.list[str]:
         """Drops a stream table; the names of all that went."""
         lifecycle = self._lifecycle()
-        jobs.sweep(self._connection)
+        self._sweep(lifecycle, now=True)
         return lifecycle.drop(catalog.find(self._connection, name), cascade=cascade)
 
     def refresh(
@@ -147,6 +155,7 @@ class Headwater:
     ) -> builtins.list[Outcome]:
         """Refreshes a stream table and those it reads; the last outcome is its own."""
         refresher = self._refresher()
+        self._sweep(self._lifecycle())
         stream_table = catalog.find(self._connection, name)
         return refresher.refresh(stream_table, Request(full=full, engine=engine))
 
@@ -224,6 +233,19 @@ class Headwater:
         return config.resolve(
             ("flag", self._overrides), ("environment", environment), ("table", stored), ("server", server)
         )
+
+    def _sweep(self, lifecycle: Lifecycle, *, now: bool = False) -> None:
+        """Clears away what dead processes left: at the start and then once a minute, or now."""
+        started = time.monotonic()
+        if not now and self._swept is not None and started - self._swept < SWEEPING_INTERVAL:
+            return
+        try:
+            jobs.sweep(self._connection)
+            lifecycle.sweep()
+        except psycopg.Error as error:
+            if self._connection.closed:
+                raise translated(error, "clearing away", HeadwaterError) from error
+        self._swept = started
 
     def _refresher(self) -> Refresher:
         return Refresher(self._connection, self._settings(), self._reader, self._dispatch)

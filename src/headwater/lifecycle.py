@@ -3,7 +3,8 @@
 Creating takes two transactions. The first makes the definition view, plans, installs capture and leaves a
 row with status `initializing`; when it commits, every later write to the sources is captured. The second
 takes its snapshot after that, loads, and makes the stream table readable. Between them the creator holds a
-session lock; a row without it was left by a creator that died, and the next one of its name clears it away.
+session lock; a row without it was left by a creator that died. Whoever starts next clears it away (`sweep`),
+for until then writers pay for its capture and change rows are kept for it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ from headwater.registration import effective_mode, register, register_anew
 
 CREATOR_LOCK = 1_214_607
 """Class of the session locks that creators hold, one for each stream table."""
+SWEEPING_LOCK_TIMEOUT = "50ms"
+"""So long writers may have to wait behind who clears away; what is not had by then, the next one gets."""
 INVALID_TABLE_DEFINITION = "42P16"
 DEPENDENT_OBJECTS = "2BP01"
 
@@ -300,6 +303,23 @@ class Lifecycle:
         finally:
             self._unlock_creator(found)
 
+    def sweep(self) -> None:
+        """Removes what dead creators left, of any name. Outside a transaction; never waits for long."""
+        connection = self._connection
+        for (found,) in connection.execute(query("catalog", "initializing"), {"id": None}).fetchall():
+            if not one(connection, "SELECT pg_try_advisory_lock(%s, %s)", (CREATOR_LOCK, found))[0]:
+                continue
+            try:
+                # Its creator may just have finished, or somebody else have cleared it away.
+                if connection.execute(query("catalog", "initializing"), {"id": found}).fetchone() is not None:
+                    self._remove_once(found, cascade=False, lock_timeout=SWEEPING_LOCK_TIMEOUT)
+            except (psycopg.Error, HeadwaterError):
+                if connection.closed:
+                    raise
+            finally:
+                if not connection.closed:
+                    self._unlock_creator(found)
+
     def _initializing(self, schema: str, table: str) -> int | None:
         """The stream table of this name that is not loaded yet."""
         row = self._connection.execute(
@@ -381,9 +401,13 @@ class Lifecycle:
             attempts=self._settings.lock_attempts,
         )
 
-    def _remove_once(self, stream_table_id: int, *, cascade: bool) -> list[str]:
+    def _remove_once(
+        self, stream_table_id: int, *, cascade: bool, lock_timeout: str | None = None
+    ) -> list[str]:
         connection, dropped = self._connection, []
         with transaction(connection):
+            if lock_timeout is not None:
+                connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
             members = catalog.with_dependents(connection, stream_table_id)
             readers = [

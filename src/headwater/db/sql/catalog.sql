@@ -32,6 +32,11 @@ VALUES (%(schema)s, %(name)s, %(query)s, %(mode)s, 'full', %(engine)s, %(schedul
         current_setting('TimeZone'))
 RETURNING id
 
+-- name: initializing
+-- Stream tables that are not loaded yet, or whether that of the given id is one.
+SELECT id FROM headwater.stream_table
+WHERE status = 'initializing' AND (%(id)s::bigint IS NULL OR id = %(id)s) ORDER BY id
+
 -- name: set_planned
 -- What planning found out.
 UPDATE headwater.stream_table
