@@ -212,7 +212,8 @@ class Headwater:
 
     def _settings(self) -> Settings:
         """The effective settings; those that the session itself has are applied to it."""
-        settings = self._resolved()[0]
+        settings, _, deadlock_timeout_ms = self._resolved()
+        settings = config.giving_way(settings, deadlock_timeout_ms)
         if settings != self._applied:
             for name, value in (
                 ("lock_timeout", f"{settings.lock_timeout_ms}ms"),
@@ -222,17 +223,20 @@ class Headwater:
             self._applied = settings
         return settings
 
-    def _resolved(self) -> tuple[Settings, builtins.list[Setting]]:
-        version, stored, server = install.read_state(self._connection, sorted(config.RULES))
+    def _resolved(self) -> tuple[Settings, builtins.list[Setting], int]:
+        version, stored, server, deadlock_timeout_ms = install.read_state(
+            self._connection, sorted(config.RULES)
+        )
         install.require_version(version)
         environment = {
             name: os.environ[variable]
             for name in config.RULES
             if (variable := f"HEADWATER_{name.upper()}") in os.environ
         }
-        return config.resolve(
+        settings, shown = config.resolve(
             ("flag", self._overrides), ("environment", environment), ("table", stored), ("server", server)
         )
+        return settings, shown, deadlock_timeout_ms
 
     def _sweep(self, lifecycle: Lifecycle, *, now: bool = False) -> None:
         """Clears away what dead processes left: at the start and then once a minute, or now."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +34,25 @@ class Settings:
     spark_ui: str = "off"
     spark_timeout: str = "1h"
     spark_min_rows: int = 100_000
+
+
+def giving_way(settings: Settings, deadlock_timeout_ms: int) -> Settings:
+    """The same patience for locks, in portions that are shorter than the server's deadlock_timeout.
+
+    Who has waited for deadlock_timeout looks for a deadlock and, if there is one, is the one to be ended. As
+    we stop waiting before that, a deadlock between us and a user is over before the user looks.
+
+    >>> shortened = giving_way(Settings(lock_timeout_ms=2000, lock_attempts=10), 1000)
+    >>> shortened.lock_timeout_ms, shortened.lock_attempts
+    (750, 30)
+    """
+    portion = max(1, min(settings.lock_timeout_ms, deadlock_timeout_ms * 3 // 4))
+    times = min(MOST_PORTIONS, -(-settings.lock_timeout_ms // portion))
+    return replace(settings, lock_timeout_ms=portion, lock_attempts=settings.lock_attempts * times)
+
+
+MOST_PORTIONS = 10
+"""Where deadlock_timeout is very short, the pauses between the attempts are patience enough."""
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ class Refresher:
             except _Failed as failed:
                 reason = failed.remedied_by_recomputing
                 if reason is not None and failed.stream_table.rebuild_reason is None:
-                    self._mark_for_rebuild(failed.stream_table.id, reason)
+                    self._distrust(failed.stream_table, reason)
                     continue
                 self._record_failure(failed, started)
                 raise failed.error from failed.error.__cause__
@@ -585,6 +585,14 @@ class Refresher:
                 decision = _fallback(decision, Inexact(str(error.diag.message_primary)))
             self._decisions[work.stream_table.id] = decision
         return run(in_postgres), decision, None
+
+    def _distrust(self, stream_table: StreamTable, reason: str) -> None:
+        """Has the next attempt recompute; another refresh of the stream table may hold its row just now."""
+        retried(
+            lambda: self._mark_for_rebuild(stream_table.id, reason),
+            what=f"refresh of {stream_table.label}",
+            attempts=self._settings.lock_attempts,
+        )
 
     def _mark_for_rebuild(self, stream_table_id: int, reason: str | None) -> None:
         self._connection.execute(

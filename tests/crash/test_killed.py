@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 from collections import Counter
 from dataclasses import dataclass
 
@@ -55,12 +56,15 @@ def test_any_statement_can_be_the_last(databases: Databases, verb: str) -> None:
     expected = undisturbed(databases, verb)
     dooms = chosen(list(VERBS).index(verb), len(expected.statements))
     print(f"{verb}: {len(expected.statements)} statements, {len(dooms)} disasters")
+    problems = []
     for doom in dooms:
         try:
             meets(databases, verb, doom, expected)
         except Exception as error:
-            text = expected.statements[doom.number - 1]
-            raise AssertionError(f"{verb} {doom}, of {len(expected.statements)}: {text[:300]}") from error
+            problems.append(f"{doom}: {expected.statements[doom.number - 1][:200]}\n{error!r}")
+            print(problems[-1])
+            traceback.print_exc()
+    assert problems == []
 
 
 def chosen(verb: int, statements: int) -> list[Doom]:

@@ -98,13 +98,16 @@ def migrate(connection: Connection, steps: list[Migration] | None = None) -> lis
     return applied
 
 
-def read_state(connection: Connection, names: list[str]) -> tuple[int | None, dict[str, str], dict[str, str]]:
-    """The catalog's version, the settings stored in it, and those of these names that the server has."""
+def read_state(
+    connection: Connection, names: list[str]
+) -> tuple[int | None, dict[str, str], dict[str, str], int]:
+    """The catalog's version, the settings stored in it, those of these names that the server has, and its
+    deadlock_timeout in milliseconds."""
     try:
-        version, stored, server = one(connection, query("install", "state"), {"names": names})
+        version, stored, server, deadlock_ms = one(connection, query("install", "state"), {"names": names})
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        return None, {}, {}
-    return version, stored, server
+        return None, {}, {}, 0
+    return version, stored, server, deadlock_ms
 
 
 def require_current(connection: Connection) -> None:

@@ -16,6 +16,9 @@ from headwater.db.queries import query
 
 MOST_TABLES = 24
 """Temporary tables that a session keeps for later: each commit empties every one of them, used or not."""
+OLDEST_TABLE = 20_000_000
+"""Transactions after which a temporary table is made anew. Nobody can vacuum it but its own session, and the
+server cannot forget the transactions of a database that are younger than its oldest table."""
 
 
 def statement(text: str) -> sql.SQL:
@@ -28,13 +31,14 @@ def prefix_of(stream_table_id: int) -> str:
     return f"hw{stream_table_id}_"
 
 
-def drop_unused(connection: Connection, used: Sequence[int]) -> None:
-    """Drops the temporary tables of stream tables other than these, if they have become many."""
+def drop_unused(connection: Connection, used: Sequence[int], oldest: int = OLDEST_TABLE) -> None:
+    """Drops the temporary tables of stream tables other than these, if they have become many, and all old
+    ones, which are made anew when they are needed."""
     found = connection.execute(query("refresh", "temporary_tables")).fetchall()
-    if len(found) <= MOST_TABLES:
-        return
-    kept = tuple(map(prefix_of, used))
-    names = [sql.Identifier("pg_temp", name) for (name,) in found if not name.startswith(kept)]
+    kept = tuple(map(prefix_of, used)) if len(found) > MOST_TABLES else ("",)
+    names = [
+        sql.Identifier("pg_temp", name) for name, age in found if age > oldest or not name.startswith(kept)
+    ]
     if names:
         connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(", ").join(names)))
 

@@ -4,8 +4,8 @@ SELECT s.change_table, array(SELECT attnum::int FROM headwater.source_column c W
 FROM headwater.source s WHERE s.stream_table_id = %(id)s AND s.change_table IS NOT NULL
 
 -- name: temporary_tables
--- Those that refreshes made in this session.
-SELECT relname FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r' AND relname ~ '^hw[0-9]+_'
+-- Those that refreshes made in this session, with their age in transactions.
+SELECT relname, age(relfrozenxid) FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r' AND relname ~ '^hw[0-9]+_'
 
 -- name: kept_tables
 -- The storage of parts of a stream table's query.
