@@ -147,8 +147,9 @@ class Headwater:
     def drop(self, name: str, *, cascade: bool = False) -> builtins.list[str]:
         """Drops a stream table; the names of all that went."""
         lifecycle = self._lifecycle()
-        self._sweep(lifecycle, now=True)
-        return lifecycle.drop(catalog.find(self._connection, name), cascade=cascade)
+        dropped = lifecycle.drop(catalog.find(self._connection, name), cascade=cascade)
+        self._sweep(lifecycle, now=True)  # after it, for what a dead creator left is found by its name, too
+        return dropped
 
     def refresh(
         self, name: str, *, full: bool = False, engine: EngineName | None = None
