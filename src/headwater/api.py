@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
 
@@ -32,6 +34,24 @@ from headwater.verify import Verification, verify
 
 SWEEPING_INTERVAL = 60.0
 """Seconds after which a long-lived handle looks again for what dead processes left."""
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _verb(
+    method: Callable[Concatenate[Headwater, Parameters], Result],
+) -> Callable[Concatenate[Headwater, Parameters], Result]:
+    """Says in our words what the server says where the modules below do not expect it, as that it stops."""
+
+    @functools.wraps(method)
+    def told(handle: Headwater, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        try:
+            return method(handle, *arguments, **options)
+        except psycopg.Error as error:
+            raise translated(error, method.__name__, HeadwaterError) from error
+
+    return told
 
 
 class Headwater:
@@ -69,22 +89,27 @@ class Headwater:
 
     # the catalog
 
+    @_verb
     def init(self) -> bool:
         """Installs the catalog; False if it was there already."""
         return install.install(self._connection)
 
+    @_verb
     def check(self) -> builtins.list[Check]:
         """Every privilege that Headwater needs here, and whether this role has it."""
         return privileges.check(self._connection)
 
+    @_verb
     def migrate(self) -> builtins.list[int]:
         """Brings an older catalog up to date; the versions that were applied."""
         return install.migrate(self._connection)
 
+    @_verb
     def settings(self) -> builtins.list[Setting]:
         """Every setting with its value and where it came from."""
         return self._resolved()[1]
 
+    @_verb
     def set(self, name: str, value: str) -> None:
         """Stores a setting in the database."""
         install.require_current(self._connection)
@@ -98,6 +123,7 @@ class Headwater:
 
     # stream tables
 
+    @_verb
     def create(
         self,
         name: str,
@@ -124,6 +150,7 @@ class Headwater:
             except NotFound:  # something else has the name
                 raise error from None
 
+    @_verb
     def alter(
         self,
         name: str,
@@ -144,6 +171,7 @@ class Headwater:
             unscheduled=unscheduled,
         )
 
+    @_verb
     def drop(self, name: str, *, cascade: bool = False) -> builtins.list[str]:
         """Drops a stream table; the names of all that went."""
         lifecycle = self._lifecycle()
@@ -151,6 +179,7 @@ class Headwater:
         self._sweep(lifecycle, now=True)  # after it, for what a dead creator left is found by its name, too
         return dropped
 
+    @_verb
     def refresh(
         self, name: str, *, full: bool = False, engine: EngineName | None = None
     ) -> builtins.list[Outcome]:
@@ -166,21 +195,25 @@ class Headwater:
 
         runtime().start_in_background(self._settings())
 
+    @_verb
     def cancel(self, name: str) -> builtins.list[RunningJob]:
         """Ends the refreshes of a stream table that run now; which these are."""
         install.require_current(self._connection)
         return jobs.cancel(self._connection, catalog.find(self._connection, name))
 
+    @_verb
     def verify(self, name: str) -> Verification:
         """Compares a stream table with its query at one snapshot."""
         settings, refresher = self._settings(), self._refresher()
         return verify(self._connection, settings, refresher, catalog.find(self._connection, name))
 
+    @_verb
     def explain(self, name: str) -> Explanation:
         """What a refresh would do, and why."""
         refresher = self._refresher()
         return explain(self._connection, refresher, catalog.find(self._connection, name))
 
+    @_verb
     def missing_indexes(self, name: str) -> builtins.list[MissingIndex]:
         """The indexes on sources that would turn scans of a refresh into look-ups; none is ever created."""
         refresher = self._refresher()
@@ -192,17 +225,20 @@ class Headwater:
             layers = kept_layers(self._connection, found.id, definition)
             return builtins.list(missing_indexes(self._connection, layers))
 
+    @_verb
     def list(self) -> builtins.list[StreamTableStatus]:
         """Every stream table."""
         settings = self._settings()
         return statuses(self._connection, None, settings)
 
+    @_verb
     def status(self, name: str) -> StreamTableStatus:
         """One stream table."""
         settings = self._settings()
         found = catalog.find(self._connection, name)
         return statuses(self._connection, [found.id], settings)[0]
 
+    @_verb
     def history(self, name: str | None = None, *, limit: int = 20) -> builtins.list[HistoryEntry]:
         """The latest refreshes, newest first."""
         install.require_current(self._connection)
@@ -247,9 +283,9 @@ class Headwater:
         try:
             jobs.sweep(self._connection)
             lifecycle.sweep()
-        except psycopg.Error as error:
+        except psycopg.Error:
             if self._connection.closed:
-                raise translated(error, "clearing away", HeadwaterError) from error
+                raise
         self._swept = started
 
     def _refresher(self) -> Refresher:

@@ -64,6 +64,7 @@ class CatalogSource:
     change_table: str | None
     lockable: bool = True  # foreign tables, materialized views and sequences are not
     partitioned: bool = False
+    members: int = 1  # tables that it is made of: itself and its partitions
 
 
 def stream_tables(connection: Connection, ids: list[int] | None = None) -> list[StreamTable]:
@@ -154,6 +155,7 @@ def _sources(connection: Connection, ids: list[int]) -> dict[int, list[CatalogSo
                 change_table=row[7],
                 lockable=row[8],
                 partitioned=row[9],
+                members=row[10],
             )
         )
     return found
@@ -187,6 +189,11 @@ class Closure:
                 if source.lockable
             }
         )
+
+    @property
+    def locks(self) -> int:
+        """How many tables are locked with these."""
+        return sum({s.relation: s.members for member in self.order for s in self.sources[member]}.values())
 
 
 def closure(connection: Connection, stream_table_id: int) -> Closure:

@@ -19,7 +19,7 @@ from headwater import catalog, history
 from headwater.apply import storage
 from headwater.apply.merge import Applied
 from headwater.capture import consumers
-from headwater.capture.registry import LIFECYCLE_LOCK, release_superfluous
+from headwater.capture.registry import LIFECYCLE_LOCK, release_superfluous, share_patience
 from headwater.capture.triggers import CHANGES
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.clock import Phases, parse_duration
@@ -243,10 +243,10 @@ class Lifecycle:
         """The second transaction: the first rows, at a snapshot that is the first frontier."""
         connection, phases = self._connection, Phases()
         stream_table = catalog.stream_table(connection, stream_table_id)
-        tables = catalog.closure(connection, stream_table_id).tables
+        closure = catalog.closure(connection, stream_table_id)
         with transaction(connection, repeatable_read=True):
             self._refresher.name_transaction(stream_table_id)
-            self._refresher.lock_tables(tables)
+            self._refresher.lock_tables(closure)
             with phases.measure("plan"):
                 connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
                 definition = self._reader.read(definition_oid(connection, stream_table_id))
@@ -428,6 +428,10 @@ class Lifecycle:
                     detail=", ".join(f"consumer {name}" for name in followers),
                     hint="headwater.spark.drop_consumer(dsn, name) ends one, --cascade drops all with it",
                 )
+            sources = {
+                source.relation for member in members for source in catalog.sources_of(connection, member)
+            }
+            share_patience(connection, sources, more=2 * len(members))  # each has a view and storage
             for member in reversed(members):
                 dropped.append(self._remove_one(member, cascade=cascade))
             release_superfluous(connection)

@@ -206,11 +206,18 @@ class Refresher:
         """Lets others find the transaction that refreshes a stream table, to cancel it; takes no snapshot."""
         self._connection.execute(f"SET LOCAL application_name = 'headwater refresh {stream_table_id:d}'")
 
-    def lock_tables(self, tables: list[tuple[str, str]]) -> None:
+    def lock_tables(self, closure: Closure) -> None:
         """Keeps TRUNCATE and rewrites, which no snapshot shows as they were, off tables from here on."""
-        if tables:
-            names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
-            self._connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
+        if closure.tables:
+            names = sql.SQL(", ").join(sql.Identifier(*table) for table in closure.tables)
+            timeout = self._settings.lock_timeout_ms
+            self._connection.execute(
+                sql.SQL(
+                    "SET LOCAL lock_timeout = {}; LOCK TABLE {} IN ACCESS SHARE MODE;"
+                    " SET LOCAL lock_timeout = {}"
+                ).format(sql.Literal(max(1, timeout // max(1, closure.locks))), names, sql.Literal(timeout)),
+                prepare=False,
+            )
 
     def _attempt(self, stream_table_id: int, request: Request) -> list[Outcome]:
         connection = self._connection
@@ -224,7 +231,7 @@ class Refresher:
                 self._mark_for_rebuild(member.id, member.rebuild_reason or "it has never been loaded")
         with transaction(connection, repeatable_read=True):
             self.name_transaction(stream_table_id)
-            self.lock_tables(closure.tables)
+            self.lock_tables(closure)
             return self._refresh_members(stream_table_id, closure, request)
 
     def _refresh_members(self, stream_table_id: int, closure: Closure, request: Request) -> list[Outcome]:
@@ -468,12 +475,21 @@ class Refresher:
         view = sql.Identifier(stream_table.schema, stream_table.name).as_string(connection)
         with work.phases.measure("apply"):
             emit_difference(work.scratch, replace(work.target, storage=successor), plan, view)
+            self._give_way_to_waiting()
             storage.succeed(connection, stream_table.schema, stream_table.name, stream_table.id, plan)
             connection.execute(
                 query("catalog", "set_fingerprint"),
                 {"id": stream_table.id, "fingerprint": work.definition.fingerprint(mode)},
             )
         return _Done(Applied(inserted=rows), decision, traffic)
+
+    def _give_way_to_waiting(self) -> None:
+        """Before locks that readers may hold: who waits for ours already may be one of them, in a circle.
+
+        Who comes later looks for a deadlock later than we stop waiting.
+        """
+        if one(self._connection, query("refresh", "somebody_waits"))[0]:
+            raise psycopg.errors.LockNotAvailable("a user waits for a table that this refresh reads")
 
     def keep_anew(
         self, stream_table: StreamTable, definition: Definition, mode: str, phases: Phases

@@ -11,7 +11,13 @@ from __future__ import annotations
 from typing import Literal
 
 from headwater import catalog
-from headwater.capture.registry import LIFECYCLE_LOCK, capture, reinstall, release_superfluous
+from headwater.capture.registry import (
+    LIFECYCLE_LOCK,
+    capture,
+    reinstall,
+    release_superfluous,
+    share_patience,
+)
 from headwater.catalog import Mode, StreamTable
 from headwater.db.connection import Connection, one, transaction
 from headwater.db.queries import query
@@ -94,6 +100,7 @@ def register(
                 },
             )
     if mode == "differential":
+        share_patience(connection, source_ids)
         # In the order of their oids: two registrations at once take their locks in the same order.
         for source in sorted(sources, key=lambda source: source.relation):
             capture(connection, source_ids[source.relation], source, wanted[source.relation])
@@ -117,6 +124,7 @@ def bring_up_to_date(connection: Connection, reader: DefinitionReader, members: 
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
             if kind == "capture":
+                share_patience(connection, [one(connection, query("catalog", "source"), {"id": number})[0]])
                 reinstall(connection, number)
             else:
                 connection.execute(query("catalog", "lock_stream_table"), {"id": number})

@@ -66,10 +66,10 @@ def verify(
 def _verify(
     connection: Connection, settings: Settings, refresher: Refresher, stream_table: StreamTable
 ) -> Verification:
-    tables = catalog.closure(connection, stream_table.id).tables
+    closure = catalog.closure(connection, stream_table.id)
     notes = []
     with transaction(connection, repeatable_read=True, rollback=True):
-        refresher.lock_tables(tables)
+        refresher.lock_tables(closure)
         if stream_table.mode == "differential":
             try:
                 outcome = refresher.refresh_here(stream_table.id, Request())[-1]

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
 from tests.integration.support import assert_fresh, in_background, value, wait_until_blocked
 
@@ -182,6 +183,22 @@ def test_what_is_no_race_is_not_tried_again(
         hw.refresh("st")
     assert met == []  # what fails is an error of the stream table's own by then
     assert [entry.sqlstate for entry in hw.history() if entry.status == "failed"] == ["22012"]
+
+
+@pytest.mark.parametrize("level", list(IsolationLevel)[1:])
+def test_a_writer_whose_snapshot_is_older_than_a_rename(
+    hw: Headwater, dsn: str, conn: Connection, level: IsolationLevel
+) -> None:
+    hw.create("st", "SELECT id, v FROM b")
+    with psycopg.connect(dsn) as writer:
+        writer.isolation_level = level
+        writer.execute("SELECT FROM a")
+        conn.execute("ALTER TABLE b RENAME COLUMN v TO value")
+        writer.execute("INSERT INTO b VALUES (6, 60)")
+        writer.execute("UPDATE b SET value = 70 WHERE id = 6")
+        writer.execute("DELETE FROM b WHERE id = 1")
+    hw.refresh("st")
+    assert_fresh(hw, "st")
 
 
 def test_temporary_tables_do_not_grow_old(hw: Headwater, conn: Connection) -> None:

@@ -94,6 +94,17 @@ FROM (SELECT %(relation)s::oid UNION SELECT relid FROM pg_partition_tree(%(relat
 JOIN pg_class c ON c.oid = m.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY c.oid <> %(relation)s::oid, c.oid
 
+-- name: share_patience
+-- Divides lock_timeout, which is per lock, among all the tables that these and some more are made of; until the end
+-- of the transaction.
+SELECT set_config('lock_timeout', greatest(1, s.setting::int / greatest(1, (
+    WITH RECURSIVE tree(relid) AS (
+        SELECT unnest(%(relations)s::oid[])
+      UNION ALL
+        SELECT i.inhrelid FROM pg_inherits i JOIN tree ON i.inhparent = tree.relid)
+    SELECT %(more)s + count(*) FROM tree))) || 'ms', true)
+FROM pg_settings s WHERE s.name = 'lock_timeout' AND s.setting <> '0'
+
 -- name: distrust_consumers
 -- Marks every stream table that reads the changes of a source for a rebuild.
 UPDATE headwater.stream_table st SET rebuild_reason = %(reason)s
@@ -164,10 +175,14 @@ VALUES (%(stream_table_id)s, %(source_id)s, %(attnum)s, %(output_column)s) ON CO
 
 -- name: sources_of
 -- What stream tables read, with the change table of each captured source, whether LOCK TABLE takes it,
--- and whether it is partitioned.
+-- whether it is partitioned, and how many tables it is made of.
 SELECT d.stream_table_id, s.id, s.relation, n.nspname, c.relname,
        format('%%I.%%I', coalesce(n.nspname, s.schema_name), coalesce(c.relname, s.table_name)),
-       s.stream_table_id, s.change_table, coalesce(c.relkind IN ('r', 'p', 'v'), false), coalesce(c.relkind = 'p', false)
+       s.stream_table_id, s.change_table, coalesce(c.relkind IN ('r', 'p', 'v'), false), coalesce(c.relkind = 'p', false),
+       CASE WHEN c.relkind = 'p' THEN (
+           WITH RECURSIVE tree(relid) AS (
+               SELECT c.oid UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN tree ON i.inhparent = tree.relid)
+           SELECT count(*) FROM tree) ELSE 1 END
 FROM headwater.dependency d
 JOIN headwater.source s ON s.id = d.source_id
 LEFT JOIN pg_class c ON c.oid = s.relation

@@ -7,6 +7,10 @@ FROM headwater.source s WHERE s.stream_table_id = %(id)s AND s.change_table IS N
 -- Those that refreshes made in this session, with their age in transactions.
 SELECT relname, age(relfrozenxid) FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r' AND relname ~ '^hw[0-9]+_'
 
+-- name: somebody_waits
+-- Whether another session waits for a lock that this one holds.
+SELECT EXISTS (SELECT FROM pg_locks w WHERE NOT w.granted AND pg_backend_pid() = ANY (pg_blocking_pids(w.pid)))
+
 -- name: kept_tables
 -- The storage of parts of a stream table's query.
 SELECT c.relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
