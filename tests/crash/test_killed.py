@@ -98,7 +98,9 @@ def assert_met(doom: Doom, ending: Ending) -> None:
         assert ending.error in ORDERLY_ERRORS
 
 
-def assert_recovered(conn: psycopg.Connection, dsn: str, verb: str, expected: Undisturbed) -> None:
+def assert_recovered(
+    conn: psycopg.Connection, dsn: str, verb: str, expected: Undisturbed, *, temporary: bool = True
+) -> None:
     """Users see the state before or the one after; then all goes on, and nothing is left lying about."""
     seen = shown(conn)
     assert seen in (expected.before, expected.after), "neither the old state nor the new one"
@@ -108,7 +110,7 @@ def assert_recovered(conn: psycopg.Connection, dsn: str, verb: str, expected: Un
             if "public.daily" in names:
                 hw.refresh("daily")  # which need not have to do with what was interrupted
         wait_until_gone(conn)
-        assert orphans(conn) == []
+        assert orphans(conn, temporary=temporary) == []
     with headwater.connect(dsn) as hw:
         VERBS[verb].again(hw)
         settle(hw)
@@ -120,4 +122,4 @@ def assert_recovered(conn: psycopg.Connection, dsn: str, verb: str, expected: Un
         assert all(action != "recompute" for name, action in acted.items() if name in deltas)
         assert_right(hw)
     wait_until_gone(conn)
-    assert orphans(conn) == []
+    assert orphans(conn, temporary=temporary) == []

@@ -93,9 +93,14 @@ ROWS = {
 }
 
 
-def orphans(conn: Connection) -> list[str]:
+def orphans(conn: Connection, *, temporary: bool = True) -> list[str]:
     """Everything of Headwater that belongs to nothing."""
-    return [f"{kind} {name}" for kind, query in ORPHANS.items() for (name,) in conn.execute(query).fetchall()]
+    return [
+        f"{kind} {name}"
+        for kind, query in ORPHANS.items()
+        if temporary or kind != "temporary table"
+        for (name,) in conn.execute(query).fetchall()
+    ]
 
 
 def inventory(conn: Connection) -> Counter[str]:
