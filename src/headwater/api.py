@@ -135,8 +135,8 @@ class Headwater:
         if_not_exists: bool = False,
     ) -> StreamTable:
         """Creates a stream table from a query and loads it."""
+        self._sweep(now=True)
         lifecycle = self._lifecycle()
-        self._sweep(lifecycle, now=True)
         try:
             return lifecycle.create(name, query, Options(mode=mode, engine=engine, schedule=schedule))
         except AlreadyExists as error:
@@ -161,8 +161,8 @@ class Headwater:
         unscheduled: bool = False,
     ) -> StreamTable:
         """Changes the options that are given."""
+        self._sweep()
         lifecycle = self._lifecycle()
-        self._sweep(lifecycle)
         return lifecycle.alter(
             catalog.find(self._connection, name),
             mode=mode,
@@ -176,7 +176,7 @@ class Headwater:
         """Drops a stream table; the names of all that went."""
         lifecycle = self._lifecycle()
         dropped = lifecycle.drop(catalog.find(self._connection, name), cascade=cascade)
-        self._sweep(lifecycle, now=True)  # after it, for what a dead creator left is found by its name, too
+        self._sweep(now=True)  # after it, for what a dead creator left is found by its name, too
         return dropped
 
     @_verb
@@ -184,8 +184,8 @@ class Headwater:
         self, name: str, *, full: bool = False, engine: EngineName | None = None
     ) -> builtins.list[Outcome]:
         """Refreshes a stream table and those it reads; the last outcome is its own."""
+        self._sweep()
         refresher = self._refresher()
-        self._sweep(self._lifecycle())
         stream_table = catalog.find(self._connection, name)
         return refresher.refresh(stream_table, Request(full=full, engine=engine))
 
@@ -275,11 +275,12 @@ class Headwater:
         )
         return settings, shown, deadlock_timeout_ms
 
-    def _sweep(self, lifecycle: Lifecycle, *, now: bool = False) -> None:
+    def _sweep(self, *, now: bool = False) -> None:
         """Clears away what dead processes left: at the start and then once a minute, or now."""
         started = time.monotonic()
         if not now and self._swept is not None and started - self._swept < SWEEPING_INTERVAL:
             return
+        lifecycle = self._lifecycle()
         try:
             jobs.sweep(self._connection)
             lifecycle.sweep()

@@ -180,20 +180,22 @@ class Closure:
     @property
     def tables(self) -> list[tuple[str, str]]:
         """The tables that are read and can be locked, in a fixed order."""
-        return sorted(
-            {
-                (source.schema, source.name)
-                for member in self.order
-                for source in self.sources[member]
-                if source.stream_table_id is None and source.schema is not None and source.name is not None
-                if source.lockable
-            }
-        )
+        return sorted(self._members)
 
     @property
     def locks(self) -> int:
-        """How many tables are locked with these."""
-        return sum({s.relation: s.members for member in self.order for s in self.sources[member]}.values())
+        """How many locks these take, with their partitions."""
+        return sum(self._members.values())
+
+    @property
+    def _members(self) -> dict[tuple[str, str], int]:
+        return {
+            (source.schema, source.name): source.members
+            for member in self.order
+            for source in self.sources[member]
+            if source.stream_table_id is None and source.schema is not None and source.name is not None
+            if source.lockable
+        }
 
 
 def closure(connection: Connection, stream_table_id: int) -> Closure:

@@ -36,6 +36,10 @@ class Settings:
     spark_min_rows: int = 100_000
 
 
+MOST_PORTIONS = 10
+"""Where deadlock_timeout is very short, the pauses between the attempts are patience enough."""
+
+
 def giving_way(settings: Settings, deadlock_timeout_ms: int) -> Settings:
     """The same patience for locks, in portions that are shorter than the server's deadlock_timeout.
 
@@ -51,10 +55,6 @@ def giving_way(settings: Settings, deadlock_timeout_ms: int) -> Settings:
     portion = max(1, min(settings.lock_timeout_ms, deadlock_timeout_ms // 2))
     times = min(MOST_PORTIONS, -(-settings.lock_timeout_ms // portion))
     return replace(settings, lock_timeout_ms=portion, lock_attempts=settings.lock_attempts * times)
-
-
-MOST_PORTIONS = 10
-"""Where deadlock_timeout is very short, the pauses between the attempts are patience enough."""
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,8 @@ def register(
                     "output_column": output,
                 },
             )
+    share_patience(connection, source_ids)  # which are about to be captured, or no longer
     if mode == "differential":
-        share_patience(connection, source_ids)
         # In the order of their oids: two registrations at once take their locks in the same order.
         for source in sorted(sources, key=lambda source: source.relation):
             capture(connection, source_ids[source.relation], source, wanted[source.relation])
