@@ -14,6 +14,7 @@ from tests.integration.support import assert_fresh, in_background, value, wait_u
 
 import headwater
 from headwater import Headwater
+from headwater.capture.registry import share_patience
 from headwater.db.connection import retried
 from headwater.db.work import drop_unused
 from headwater.errors import LockNotAvailable, RefreshFailed
@@ -120,6 +121,46 @@ def test_a_refresh_that_is_the_victim_of_a_deadlock_is_tried_again(
     assert met[0] == "40P01"
     assert_fresh(hw, "st")
     assert not [entry for entry in hw.history() if entry.status == "failed"]
+
+
+def test_who_rebuilds_gives_way_to_a_user_who_waits_already(
+    hw: Headwater, dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user reads the stream table and waits for a source of it, when its storage is to be replaced."""
+    conn.execute("CREATE VIEW odd AS SELECT id, v FROM b WHERE id % 2 = 1")
+    hw.create("st", "SELECT id, v FROM odd")
+    conn.execute("CREATE OR REPLACE VIEW odd AS SELECT id, v FROM b WHERE id % 3 = 1")
+    met = sqlstates_met(monkeypatch)
+    give_way = headwater.refresh.Refresher._give_way_to_waiting
+    with psycopg.connect(dsn) as user, ThreadPoolExecutor(max_workers=1) as pool:
+        user.execute("SELECT FROM st")
+
+        def take_source() -> None:
+            user.execute("LOCK TABLE b IN ACCESS EXCLUSIVE MODE")
+            user.commit()
+
+        def overtaken(self: Any) -> None:
+            monkeypatch.setattr(headwater.refresh.Refresher, "_give_way_to_waiting", give_way)
+            wait_until_blocked(conn, user.info.backend_pid, pool.submit(take_source))
+            with pytest.raises(psycopg.errors.LockNotAvailable, match="a user waits"):
+                give_way(self)
+            give_way(self)
+
+        monkeypatch.setattr(headwater.refresh.Refresher, "_give_way_to_waiting", overtaken)
+        assert hw.refresh("st")[-1].action == "recompute"
+    assert met[0] == "55P03"
+    assert_fresh(hw, "st")
+
+
+def test_the_locks_of_one_attempt_share_its_patience(hw: Headwater, conn: Connection) -> None:
+    conn.execute(
+        "CREATE TABLE p (x int) PARTITION BY LIST (x); CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1)"
+    )
+    oids = [value(conn, "SELECT %s::regclass::oid", name) for name in ("a", "p")]
+    with hw.connection.transaction():
+        hw.connection.execute("SET LOCAL lock_timeout = '400ms'")
+        share_patience(hw.connection, oids, more=1)
+        assert value(hw.connection, "SHOW lock_timeout") == "100ms"
 
 
 def test_two_refreshes_of_one_window(
