@@ -331,6 +331,8 @@ class Refresher:
         """Waits as long as it takes for another refresh of the stream table, which keeps no user waiting."""
         self._connection.execute("SET LOCAL lock_timeout = 0")
         self._connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
+        # Who was overtaken must stop here: kept results that were made anew since are empty in its snapshot.
+        self._connection.execute(query("catalog", "lock_frontier"), {"id": stream_table.id})
         self._connection.execute(f"SET LOCAL lock_timeout = {self._settings.lock_timeout_ms:d}")
 
     def _choose(self, stream_table: StreamTable, sources: list[CatalogSource], request: Request) -> _Choice:

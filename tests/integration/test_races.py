@@ -186,6 +186,28 @@ def test_two_refreshes_of_one_window(
     assert not [entry for entry in hw.history() if entry.status == "failed"]
 
 
+def test_a_refresh_that_is_overtaken_by_one_that_keeps_anew_takes_nothing_for_drift(
+    dsn: str, conn: Connection, hw: Headwater, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the snapshot of the one that was overtaken, the new table of kept rows is empty."""
+    hw.set("keep_inner", "always")
+    hw.create("st", "SELECT max(n) AS most FROM (SELECT v, count(*) AS n FROM b GROUP BY v) x")
+    conn.execute("DELETE FROM b WHERE id = 1")
+    choose = headwater.refresh.Refresher._choose
+    with headwater.connect(dsn) as second:
+
+        def overtaken(self: Any, *arguments: Any) -> Any:
+            chosen = choose(self, *arguments)
+            monkeypatch.setattr(headwater.refresh.Refresher, "_choose", choose)
+            hw.refresh("st", full=True)
+            return chosen
+
+        monkeypatch.setattr(headwater.refresh.Refresher, "_choose", overtaken)
+        assert second.refresh("st")[-1].action == "nothing"
+    assert_fresh(hw, "st")
+    assert not [entry for entry in hw.history() if "does not hold" in entry.reason]
+
+
 def test_a_lock_that_comes_late_and_one_that_never_comes(
     hw: Headwater, dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,10 @@ DELETE FROM headwater.stream_table WHERE id = %(id)s
 -- Holds off other refreshes; fails with 40001 if the row changed since this transaction's snapshot.
 SELECT FROM headwater.stream_table WHERE id = %(id)s FOR NO KEY UPDATE
 
+-- name: lock_frontier
+-- Fails with 40001 if another refresh has moved the frontier since this transaction's snapshot.
+SELECT FROM headwater.frontier WHERE stream_table_id = %(id)s FOR NO KEY UPDATE
+
 -- name: touch_source_stream_table
 -- Waits for a running refresh of a source, and makes one that has its snapshot already fail with 40001.
 UPDATE headwater.stream_table SET created_at = created_at
