@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SECONDS_OF_SOAK ?= 600
+EVERY ?= 1
+SECONDS ?= 3600
 ENGINE ?= postgres
 PYTEST_ARGS ?=
 
@@ -16,15 +18,15 @@ PYTEST_ARGS ?=
 ON_SPARK := tests/conformance tests/oracle $(addprefix tests/integration/test_,traps.py errors_in_deltas.py ddl.py dag.py)
 
 # What depends on the server's version.
-ON_EACH_SERVER := tests/integration tests/oracle tests/migration tests/spark/test_dispatch.py tests/spark/test_transport.py
+ON_EACH_SERVER := tests/integration tests/oracle tests/migration tests/crash tests/spark/test_dispatch.py tests/spark/test_transport.py
 
 SYSTEM_SERVER := $(BIN)/python -c 'from headwater.embedded import find_installations as find; \
 	print(next((i for i in find() if i.origin != "wheel"), ""))'
 
-.PHONY: help install demo test test-embedded test-spark test-system test-long conformance check format soak clean
+.PHONY: help install demo test test-embedded test-spark test-system test-long conformance check format soak soak-concurrency crash clean
 
 help: ## Show this list (the default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Make .venv with everything development needs
 
@@ -77,6 +79,12 @@ format: $(STAMP) ## Reformat the code and fix what ruff can
 soak: $(STAMP) ## Run the property tests for SECONDS_OF_SOAK (600) on ENGINE (postgres)
 	HYPOTHESIS_PROFILE=soak HEADWATER_SOAK_SECONDS=$(SECONDS_OF_SOAK) $(BIN)/python -m pytest --timeout=0 \
 		--engine $(ENGINE) tests/oracle tests/conformance/test_readings.py $(PYTEST_ARGS)
+
+soak-concurrency: $(STAMP) ## Write and refresh at once for SECONDS (3600), print what grows
+	HEADWATER_LOAD_SECONDS=$(SECONDS) $(BIN)/python -m pytest -s --timeout=0 tests/oracle/test_concurrency.py $(PYTEST_ARGS)
+
+crash: $(STAMP) ## Kill and cut off every verb at every EVERY-th (1) statement it sends
+	HEADWATER_EVERY=$(EVERY) $(BIN)/python -m pytest -s --timeout=0 tests/crash $(PYTEST_ARGS)
 
 clean: ## Remove .venv and all caches
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -186,7 +186,7 @@ def server(installation: Installation) -> Iterator[Server]:
     if TEST_SERVER not in ("embedded", "system"):
         pytest.skip("the server was given by its DSN and is not ours")
     with Server.start(
-        installation=installation, fsync=False, settings=TEST_SETTINGS, scratch_parent=_memory_directory()
+        installation=installation, fsync=False, settings=TEST_SETTINGS, scratch_parent=memory_directory()
     ) as running:
         yield running
 
@@ -244,7 +244,7 @@ def prepare_template(dsn: str) -> None:
         hw.init()
 
 
-def _memory_directory() -> Path | None:
+def memory_directory() -> Path | None:
     """A roomy memory file system, where a clone takes a sixth of the time, or None."""
     shared = Path("/dev/shm")
     if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 4 << 30:

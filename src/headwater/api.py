@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import os
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Concatenate, ParamSpec, TypeVar
+
+import psycopg
 
 from headwater import catalog, config, history, jobs
 from headwater.advice import MissingIndex, missing_indexes
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.config import Setting, Settings
 from headwater.db import install, privileges
-from headwater.db.connection import Connection, transaction
+from headwater.db.connection import Connection, transaction, translated
 from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
-from headwater.errors import AlreadyExists, ConnectionFailed, NotFound
+from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound
 from headwater.explain import Explanation, explain
 from headwater.history import HistoryEntry, Outcome
 from headwater.jobs import RunningJob
@@ -27,6 +32,27 @@ from headwater.monitor import StreamTableStatus, statuses
 from headwater.refresh import Refresher, Request
 from headwater.repair import Repair, Repaired
 from headwater.verify import Verification, verify
+
+SWEEPING_INTERVAL = 60.0
+"""Seconds after which a long-lived handle looks again for what dead processes left."""
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _verb(
+    method: Callable[Concatenate[Headwater, Parameters], Result],
+) -> Callable[Concatenate[Headwater, Parameters], Result]:
+    """Says in our words what the server says where the modules below do not expect it, as that it stops."""
+
+    @functools.wraps(method)
+    def told(handle: Headwater, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        try:
+            return method(handle, *arguments, **options)
+        except psycopg.Error as error:
+            raise translated(error, method.__name__, HeadwaterError) from error
+
+    return told
 
 
 class Headwater:
@@ -44,6 +70,7 @@ class Headwater:
         self._reader = DefinitionReader(self._connection)
         self._dispatch = Dispatch(dsn, progress)
         self._applied: Settings | None = None
+        self._swept: float | None = None
 
     def __enter__(self) -> Headwater:
         return self
@@ -63,18 +90,22 @@ class Headwater:
 
     # the catalog
 
+    @_verb
     def init(self) -> bool:
         """Installs the catalog; False if it was there already."""
         return install.install(self._connection)
 
+    @_verb
     def check(self) -> builtins.list[Check]:
         """Every privilege that Headwater needs here, and whether this role has it."""
         return privileges.check(self._connection)
 
+    @_verb
     def migrate(self) -> builtins.list[int]:
         """Brings an older catalog up to date; the versions that were applied."""
         return install.migrate(self._connection)
 
+    @_verb
     def repair(self) -> builtins.list[Repaired]:
         """Puts right what a restore from a dump or a DROP … CASCADE left; what became of each."""
         state = self._state()
@@ -85,10 +116,12 @@ class Headwater:
         repair = Repair(self._connection, settings.lock_attempts, refresher, lifecycle)
         return repair.run(restored=state.restored)
 
+    @_verb
     def settings(self) -> builtins.list[Setting]:
         """Every setting with its value and where it came from."""
         return self._resolved(self._state())[1]
 
+    @_verb
     def set(self, name: str, value: str) -> None:
         """Stores a setting in the database."""
         install.require_current(self._connection)
@@ -103,6 +136,7 @@ class Headwater:
 
     # stream tables
 
+    @_verb
     def create(
         self,
         name: str,
@@ -119,8 +153,8 @@ class Headwater:
 
         With cascade, what reads the one that is replaced and does not fit the new columns is dropped.
         """
+        self._sweep(now=True)
         lifecycle = self._lifecycle()
-        jobs.sweep(self._connection)
         options = Options(mode=mode, engine=engine, schedule=schedule)
         try:
             return lifecycle.create(name, query, options, or_replace=or_replace, cascade=cascade)
@@ -135,6 +169,7 @@ class Headwater:
             except NotFound:  # something else has the name
                 raise error from None
 
+    @_verb
     def alter(
         self,
         name: str,
@@ -147,6 +182,7 @@ class Headwater:
         cascade: bool = False,
     ) -> StreamTable:
         """Changes the query and the options that are given; cascade drops what does not fit a new query."""
+        self._sweep()
         lifecycle = self._lifecycle()
         if query is not None:
             jobs.sweep(self._connection)
@@ -160,16 +196,20 @@ class Headwater:
             unscheduled=unscheduled,
         )
 
+    @_verb
     def drop(self, name: str, *, cascade: bool = False) -> builtins.list[str]:
         """Drops a stream table; the names of all that went."""
         lifecycle = self._lifecycle()
-        jobs.sweep(self._connection)
-        return lifecycle.drop(catalog.find(self._connection, name), cascade=cascade)
+        dropped = lifecycle.drop(catalog.find(self._connection, name), cascade=cascade)
+        self._sweep(now=True)  # after it, for what a dead creator left is found by its name, too
+        return dropped
 
+    @_verb
     def refresh(
         self, name: str, *, full: bool = False, engine: EngineName | None = None
     ) -> builtins.list[Outcome]:
         """Refreshes a stream table and those it reads; the last outcome is its own."""
+        self._sweep()
         refresher = self._refresher()
         stream_table = catalog.find(self._connection, name)
         return refresher.refresh(stream_table, Request(full=full, engine=engine))
@@ -180,21 +220,25 @@ class Headwater:
 
         runtime().start_in_background(self._settings())
 
+    @_verb
     def cancel(self, name: str) -> builtins.list[RunningJob]:
         """Ends the refreshes of a stream table that run now; which these are."""
         install.require_current(self._connection)
         return jobs.cancel(self._connection, catalog.find(self._connection, name))
 
+    @_verb
     def verify(self, name: str) -> Verification:
         """Compares a stream table with its query at one snapshot."""
         settings, refresher = self._settings(), self._refresher()
         return verify(self._connection, settings, refresher, catalog.find(self._connection, name))
 
+    @_verb
     def explain(self, name: str) -> Explanation:
         """What a refresh would do, and why."""
         refresher = self._refresher()
         return explain(self._connection, refresher, catalog.find(self._connection, name))
 
+    @_verb
     def missing_indexes(self, name: str) -> builtins.list[MissingIndex]:
         """The indexes on sources that would turn scans of a refresh into look-ups; none is ever created."""
         refresher = self._refresher()
@@ -206,17 +250,20 @@ class Headwater:
             layers = kept_layers(self._connection, found.id, definition)
             return builtins.list(missing_indexes(self._connection, layers))
 
+    @_verb
     def list(self) -> builtins.list[StreamTableStatus]:
         """Every stream table."""
         settings = self._settings()
         return statuses(self._connection, None, settings)
 
+    @_verb
     def status(self, name: str) -> StreamTableStatus:
         """One stream table."""
         settings = self._settings()
         found = catalog.find(self._connection, name)
         return statuses(self._connection, [found.id], settings)[0]
 
+    @_verb
     def history(self, name: str | None = None, *, limit: int = 20) -> builtins.list[HistoryEntry]:
         """The latest refreshes, newest first."""
         install.require_current(self._connection)
@@ -234,7 +281,7 @@ class Headwater:
         return self._applied_settings(state)
 
     def _applied_settings(self, state: install.State) -> Settings:
-        settings = self._resolved(state)[0]
+        settings = config.giving_way(self._resolved(state)[0], state.deadlock_timeout_ms)
         if settings != self._applied:
             for name, value in (
                 ("lock_timeout", f"{settings.lock_timeout_ms}ms"),
@@ -262,6 +309,20 @@ class Headwater:
             ("table", state.stored),
             ("server", state.server),
         )
+
+    def _sweep(self, *, now: bool = False) -> None:
+        """Clears away what dead processes left: at the start and then once a minute, or now."""
+        started = time.monotonic()
+        if not now and self._swept is not None and started - self._swept < SWEEPING_INTERVAL:
+            return
+        lifecycle = self._lifecycle()
+        try:
+            jobs.sweep(self._connection)
+            lifecycle.sweep()
+        except psycopg.Error:
+            if self._connection.closed:
+                raise
+        self._swept = started
 
     def _refresher(self) -> Refresher:
         return Refresher(self._connection, self._settings(writing=True), self._reader, self._dispatch)

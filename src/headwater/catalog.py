@@ -64,6 +64,7 @@ class CatalogSource:
     change_table: str | None
     lockable: bool = True  # foreign tables, materialized views and sequences are not
     partitioned: bool = False
+    members: int = 1  # tables that it is made of: itself and its partitions
 
 
 def stream_tables(connection: Connection, ids: list[int] | None = None) -> list[StreamTable]:
@@ -155,6 +156,7 @@ def _sources(connection: Connection, ids: list[int]) -> dict[int, list[CatalogSo
                 change_table=row[7],
                 lockable=row[8],
                 partitioned=row[9],
+                members=row[10],
             )
         )
     return found
@@ -179,15 +181,22 @@ class Closure:
     @property
     def tables(self) -> list[tuple[str, str]]:
         """The tables that are read and can be locked, in a fixed order."""
-        return sorted(
-            {
-                (source.schema, source.name)
-                for member in self.order
-                for source in self.sources[member]
-                if source.stream_table_id is None and source.schema is not None and source.name is not None
-                if source.lockable
-            }
-        )
+        return sorted(self._members)
+
+    @property
+    def locks(self) -> int:
+        """How many locks these take, with their partitions."""
+        return sum(self._members.values())
+
+    @property
+    def _members(self) -> dict[tuple[str, str], int]:
+        return {
+            (source.schema, source.name): source.members
+            for member in self.order
+            for source in self.sources[member]
+            if source.stream_table_id is None and source.schema is not None and source.name is not None
+            if source.lockable
+        }
 
 
 def closure(connection: Connection, stream_table_id: int) -> Closure:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +34,27 @@ class Settings:
     spark_ui: str = "off"
     spark_timeout: str = "1h"
     spark_min_rows: int = 100_000
+
+
+MOST_PORTIONS = 10
+"""Where deadlock_timeout is very short, the pauses between the attempts are patience enough."""
+
+
+def giving_way(settings: Settings, deadlock_timeout_ms: int) -> Settings:
+    """The same patience for locks, in portions that are shorter than the server's deadlock_timeout.
+
+    Who has waited for deadlock_timeout looks for a deadlock and, if there is one, is the one to be ended. A
+    user who waits for us began to wait after we had our first lock: if we have all that we want, or have
+    given up, within deadlock_timeout of that, a deadlock is over before the user looks. So all the locks on
+    users' tables that one transaction takes share one portion.
+
+    >>> shortened = giving_way(Settings(lock_timeout_ms=2000, lock_attempts=10), 1000)
+    >>> shortened.lock_timeout_ms, shortened.lock_attempts
+    (500, 40)
+    """
+    portion = max(1, min(settings.lock_timeout_ms, deadlock_timeout_ms // 2))
+    times = min(MOST_PORTIONS, -(-settings.lock_timeout_ms // portion))
+    return replace(settings, lock_timeout_ms=portion, lock_attempts=settings.lock_attempts * times)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 Creating takes two transactions. The first makes the definition view, plans, installs capture and leaves a
 row with status `initializing`; when it commits, every later write to the sources is captured. The second
 takes its snapshot after that, loads, and makes the stream table readable. Between them the creator holds a
-session lock; a row without it was left by a creator that died, and the next one of its name clears it away.
+session lock; a row without it was left by a creator that died. Whoever starts next clears it away (`sweep`),
+for until then writers pay for its capture and change rows are kept for it.
 
 Replacing the query of a stream table is the same, but for its end. A candidate is created beside it, with a
 definition, capture and storage of its own, under the name of the storage that it is to replace. The second
@@ -25,7 +26,7 @@ from headwater import catalog, history
 from headwater.apply import storage, succession
 from headwater.apply.merge import Applied
 from headwater.capture import consumers
-from headwater.capture.registry import LIFECYCLE_LOCK, release_superfluous
+from headwater.capture.registry import LIFECYCLE_LOCK, release_superfluous, share_patience
 from headwater.capture.triggers import CHANGES
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.clock import Phases, parse_duration
@@ -76,6 +77,8 @@ from headwater.registration import effective_mode, register, register_anew
 
 CREATOR_LOCK = 1_214_607
 """Class of the session locks that creators hold, one for each stream table."""
+SWEEPING_LOCK_TIMEOUT = "50ms"
+"""So long writers may have to wait behind who clears away; what is not had by then, the next one gets."""
 INVALID_TABLE_DEFINITION = "42P16"
 DEPENDENT_OBJECTS = "2BP01"
 
@@ -392,10 +395,10 @@ class Lifecycle:
         loaded = catalog.stream_table(connection, candidate)
         replaced = catalog.stream_table(connection, place.replaced.id) if place.replaced is not None else None
         shown = replaced or loaded
-        tables = catalog.closure(connection, candidate).tables
+        closure = catalog.closure(connection, candidate)
         with transaction(connection, repeatable_read=True):
             refresher.name_transaction(shown.id)
-            refresher.lock_tables(tables)
+            refresher.lock_tables(closure)
             install.hold_version(connection)
             if replaced is not None:
                 succession.hold(connection, (replaced.schema, replaced.name))
@@ -565,6 +568,23 @@ class Lifecycle:
         finally:
             self._unlock_creator(found)
 
+    def sweep(self) -> None:
+        """Removes what dead creators left, of any name. Outside a transaction; never waits for long."""
+        connection = self._connection
+        for (found,) in connection.execute(query("catalog", "initializing"), {"id": None}).fetchall():
+            if not one(connection, "SELECT pg_try_advisory_lock(%s, %s)", (CREATOR_LOCK, found))[0]:
+                continue
+            try:
+                # Its creator may just have finished, or somebody else have cleared it away.
+                if connection.execute(query("catalog", "initializing"), {"id": found}).fetchone() is not None:
+                    self._remove_once(found, cascade=False, lock_timeout=SWEEPING_LOCK_TIMEOUT)
+            except (psycopg.Error, HeadwaterError):
+                if connection.closed:
+                    raise
+            finally:
+                if not connection.closed:
+                    self._unlock_creator(found)
+
     def _initializing(self, schema: str, table: str) -> int | None:
         """The stream table of this name that is not loaded yet."""
         row = self._connection.execute(
@@ -702,9 +722,13 @@ class Lifecycle:
             attempts=self._settings.lock_attempts,
         )
 
-    def _remove_once(self, stream_table_id: int, *, cascade: bool) -> list[str]:
+    def _remove_once(
+        self, stream_table_id: int, *, cascade: bool, lock_timeout: str | None = None
+    ) -> list[str]:
         connection, dropped = self._connection, []
         with transaction(connection):
+            if lock_timeout is not None:
+                connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
             install.hold_version(connection)
             members = catalog.with_dependents(connection, stream_table_id)
@@ -726,6 +750,10 @@ class Lifecycle:
                     detail=", ".join(f"consumer {name}" for name in followers),
                     hint="headwater.spark.drop_consumer(dsn, name) ends one, --cascade drops all with it",
                 )
+            sources = {
+                source.relation for member in members for source in catalog.sources_of(connection, member)
+            }
+            share_patience(connection, sources, more=2 * len(members))  # each has a view and storage
             for member in reversed(members):
                 dropped.append(self._remove_one(member, cascade=cascade))
             release_superfluous(connection)

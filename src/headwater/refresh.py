@@ -177,7 +177,7 @@ class Refresher:
             except _Failed as failed:
                 reason = failed.remedied_by_recomputing
                 if reason is not None and failed.stream_table.rebuild_reason is None:
-                    self._mark_for_rebuild(failed.stream_table.id, reason)
+                    self._distrust(failed.stream_table, reason)
                     continue
                 self._record_failure(failed, started)
                 raise failed.error from failed.error.__cause__
@@ -214,11 +214,18 @@ class Refresher:
         """Adopts the names that users gave to columns of stream tables."""
         follow_renames(self._connection, self._reader, closure.order)
 
-    def lock_tables(self, tables: list[tuple[str, str]]) -> None:
+    def lock_tables(self, closure: Closure) -> None:
         """Keeps TRUNCATE and rewrites, which no snapshot shows as they were, off tables from here on."""
-        if tables:
-            names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
-            self._connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
+        if closure.tables:
+            names = sql.SQL(", ").join(sql.Identifier(*table) for table in closure.tables)
+            timeout = self._settings.lock_timeout_ms
+            self._connection.execute(
+                sql.SQL(
+                    "SET LOCAL lock_timeout = {}; LOCK TABLE {} IN ACCESS SHARE MODE;"
+                    " SET LOCAL lock_timeout = {}"
+                ).format(sql.Literal(max(1, timeout // max(1, closure.locks))), names, sql.Literal(timeout)),
+                prepare=False,
+            )
 
     def _attempt(self, stream_table_id: int, request: Request) -> list[Outcome]:
         connection = self._connection
@@ -231,7 +238,7 @@ class Refresher:
         try:
             with transaction(connection, repeatable_read=True):
                 self.name_transaction(stream_table_id)
-                self.lock_tables(closure.tables)
+                self.lock_tables(closure)
                 install.hold_version(connection)
                 if catalog.closure(connection, stream_table_id).sources != closure.sources:
                     # What was locked, before the snapshot was taken, is not what its query reads by now.
@@ -362,6 +369,8 @@ class Refresher:
         """Waits as long as it takes for another refresh of the stream table, which keeps no user waiting."""
         self._connection.execute("SET LOCAL lock_timeout = 0")
         self._connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
+        # Who was overtaken must stop here: kept results that were made anew since are empty in its snapshot.
+        self._connection.execute(query("catalog", "lock_frontier"), {"id": stream_table.id})
         self._connection.execute(f"SET LOCAL lock_timeout = {self._settings.lock_timeout_ms:d}")
 
     def _choose(self, stream_table: StreamTable, sources: list[CatalogSource], request: Request) -> _Choice:
@@ -526,6 +535,7 @@ class Refresher:
             plan,
             sql.Identifier(*view).as_string(self._connection),
         )
+        self._give_way_to_waiting()
         relation, lost = succession.succeed(
             self._connection,
             view,
@@ -539,6 +549,14 @@ class Refresher:
             query("catalog", "set_active"), {"id": stream_table.id, "relation": relation}
         )
         return lost
+
+    def _give_way_to_waiting(self) -> None:
+        """Before locks that readers may hold: who waits for ours already may be one of them, in a circle.
+
+        Who comes later looks for a deadlock later than we stop waiting.
+        """
+        if one(self._connection, query("refresh", "somebody_waits"))[0]:
+            raise psycopg.errors.LockNotAvailable("a user waits for a table that this refresh reads")
 
     def keep_anew(
         self, stream_table: StreamTable, definition: Definition, mode: str, phases: Phases
@@ -650,6 +668,14 @@ class Refresher:
                 decision = _fallback(decision, Inexact(str(error.diag.message_primary)))
             self._decisions[work.stream_table.id] = decision
         return run(in_postgres), decision, None
+
+    def _distrust(self, stream_table: StreamTable, reason: str) -> None:
+        """Has the next attempt recompute; another refresh of the stream table may hold its row just now."""
+        retried(
+            lambda: self._mark_for_rebuild(stream_table.id, reason),
+            what=f"refresh of {stream_table.label}",
+            attempts=self._settings.lock_attempts,
+        )
 
     def _mark_for_rebuild(self, stream_table_id: int, reason: str | None) -> None:
         self._connection.execute(

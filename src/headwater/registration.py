@@ -19,7 +19,13 @@ from psycopg import sql
 
 from headwater import catalog
 from headwater.apply import storage
-from headwater.capture.registry import LIFECYCLE_LOCK, capture, reinstall, release_superfluous
+from headwater.capture.registry import (
+    LIFECYCLE_LOCK,
+    capture,
+    reinstall,
+    release_superfluous,
+    share_patience,
+)
 from headwater.catalog import Mode, StreamTable
 from headwater.db import install
 from headwater.db.connection import Connection, one, transaction
@@ -106,6 +112,7 @@ def register(
                     "output_column": output,
                 },
             )
+    share_patience(connection, source_ids)  # which are about to be captured, or no longer
     if mode == "differential":
         # In the order of their oids: two registrations at once take their locks in the same order.
         for source in sorted(sources, key=lambda source: source.relation):
@@ -143,6 +150,7 @@ def bring_up_to_date(
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
             install.hold_version(connection)
             if kind == "capture":
+                share_patience(connection, [one(connection, query("catalog", "source"), {"id": number})[0]])
                 reinstall(connection, number)
             else:
                 connection.execute(query("catalog", "lock_stream_table"), {"id": number})

@@ -68,10 +68,9 @@ def _verify(
 ) -> Verification:
     closure = catalog.closure(connection, stream_table.id)
     refresher.follow_renames(closure)
-    tables = closure.tables
     notes = []
     with transaction(connection, repeatable_read=True, rollback=True):
-        refresher.lock_tables(tables)
+        refresher.lock_tables(closure)
         if stream_table.mode == "differential":
             try:
                 outcome = refresher.refresh_here(stream_table.id, Request())[-1]

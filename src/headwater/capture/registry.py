@@ -14,6 +14,15 @@ LIFECYCLE_LOCK = 4_855_311_378
 """Held by who changes what is captured."""
 
 
+def share_patience(connection: Connection, relations: Collection[int], *, more: int = 0) -> None:
+    """Shares the patience of this transaction among the locks that it is about to take.
+
+    A user who waits for the first of them looks for a deadlock after deadlock_timeout, and might be its
+    victim if we were still waiting for the last.
+    """
+    connection.execute(query("catalog", "share_patience"), {"relations": sorted(relations), "more": more})
+
+
 def capture(connection: Connection, source_id: int, source: Source, columns: Collection[str]) -> None:
     """Makes sure that changes of these columns of a source reach its change table from now on.
 

@@ -5,7 +5,8 @@ The trigger function runs with the rights of its owner, so writers need no privi
 
 Columns are stored under their number in the catalog. The function names them as they were called when it
 was made; if one was renamed since, it notices and builds its statement anew, so a rename never makes a
-user's write fail.
+user's write fail. A writer with an old snapshot sees the old names in the catalog, while its rows have the
+new ones already; it asks a function that looks at the present.
 
 Installing and extending replace the triggers, which waits until every transaction that writes to the source
 has ended and lets none begin: a transaction that is not visible to the first refresh after it was captured
@@ -244,10 +245,9 @@ BEGIN
             ELSE {updated}
         END CASE;
     ELSE
-        SELECT string_agg(', ' || format('%I', attname), ''), string_agg(', c' || attnum, '')
+        SELECT string_agg(', ' || format('%I', names[place]), ''), string_agg(', c' || number, '')
         INTO columns, targets
-        FROM pg_catalog.pg_attribute
-        WHERE attrelid = {relation} AND attnum = ANY ({numbers}) AND NOT attisdropped;
+        FROM (SELECT {names} AS names) AS n, unnest({numbers}) WITH ORDINALITY AS u(number, place);
         IF TG_OP <> 'INSERT' THEN
             EXECUTE format('INSERT INTO %s (xid, w%s) SELECT pg_current_xact_id(), -1%s FROM old_rows',
                            {table_literal}, targets, columns);
@@ -264,7 +264,7 @@ END
         table=table,
         members=members,
         moved=moved,
-        relation=sql.Literal(source.relation),  # whose numbers a partition's columns need not have
+        names=_names(source.relation, columns),
         table_literal=sql.Literal(f"{CHANGES}.{change_table(source.relation)}"),
         numbers=sql.SQL("{}::smallint[]").format(
             sql.Literal("{" + ",".join(str(column.attnum) for column in columns) + "}")
@@ -283,11 +283,24 @@ END
 def _names_unchanged(relation: int, columns: Sequence[SourceColumn]) -> sql.Composable:
     if not columns:
         return sql.SQL("true")
-    return sql.SQL(
-        "(SELECT array_agg(attname ORDER BY attnum) FROM pg_catalog.pg_attribute"
-        " WHERE attrelid = {} AND attnum = ANY ({}::smallint[])) = {}::name[]"
-    ).format(
-        sql.Literal(relation),
-        sql.Literal("{" + ",".join(str(column.attnum) for column in columns) + "}"),
+    return sql.SQL("{} = {}::name[]").format(
+        _names(relation, columns),
         sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(sql.Literal(column.name) for column in columns)),
+    )
+
+
+def _names(relation: int, columns: Sequence[SourceColumn]) -> sql.Composed:
+    """What columns of a table, whose numbers a partition's need not have, are called at present."""
+    return sql.SQL(
+        """(CASE current_setting('transaction_isolation') WHEN 'read committed' THEN (
+            SELECT array_agg(attname ORDER BY attnum) FROM pg_catalog.pg_attribute
+            WHERE attrelid = {relation} AND attnum = ANY ({numbers}::smallint[]))
+        ELSE (
+            SELECT array_agg(a.object_names[3] ORDER BY number)::name[]
+            FROM unnest({numbers}::smallint[]) AS number, pg_catalog.pg_identify_object_as_address(
+                'pg_catalog.pg_class'::regclass, {relation}, number) AS a)
+        END)"""
+    ).format(
+        relation=sql.Literal(relation),
+        numbers=sql.Literal("{" + ",".join(str(column.attnum) for column in columns) + "}"),
     )

@@ -107,7 +107,7 @@ def retried(attempt: Callable[[], Result], *, what: str, attempts: int) -> Resul
             if number == attempts:
                 if error.sqlstate == LOCK_NOT_AVAILABLE:
                     raise LockNotAvailable(
-                        f"{what}: a lock could not be had within lock_timeout_ms, {attempts} times in a row",
+                        f"{what}: a lock could not be had in time, {attempts} times in a row",
                         detail=str(error).strip(),
                         hint="look for long transactions in pg_stat_activity, then repeat the command",
                     ) from error

@@ -140,6 +140,7 @@ class State:
     read_only: bool = False  # as on a standby
     stored: dict[str, str] = field(default_factory=dict)  # settings in the catalog
     server: dict[str, str] = field(default_factory=dict)  # settings of the server
+    deadlock_timeout_ms: int = 0  # of the server
 
 
 def read_state(connection: Connection, names: list[str]) -> State:

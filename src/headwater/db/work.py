@@ -16,6 +16,9 @@ from headwater.db.queries import query
 
 MOST_TABLES = 24
 """Temporary tables that a session keeps for later: each commit empties every one of them, used or not."""
+OLDEST_TABLE = 20_000_000
+"""Transactions after which a temporary table is made anew. Nobody can vacuum it but its own session, and the
+server cannot forget the transactions of a database that are younger than its oldest table."""
 
 
 def statement(text: str) -> sql.SQL:
@@ -28,18 +31,17 @@ def prefix_of(stream_table_id: int) -> str:
     return f"hw{stream_table_id}_"
 
 
-def drop_unused(connection: Connection, used: Sequence[int]) -> None:
+def drop_unused(connection: Connection, used: Sequence[int], oldest: int = OLDEST_TABLE) -> None:
     """Drops the temporary tables of stream tables other than these, if they have become many.
 
-    Also those that are in the way of users.
+    Also those that are in the way of users, and old ones, which are made anew when they are needed.
     """
     found = connection.execute(query("refresh", "temporary_tables")).fetchall()
-    kept = tuple(map(prefix_of, used))
-    many = len(found) > MOST_TABLES
+    kept = tuple(map(prefix_of, used)) if len(found) > MOST_TABLES else ("",)
     names = [
         sql.Identifier("pg_temp", name)
-        for name, in_the_way in found
-        if in_the_way or (many and not name.startswith(kept))
+        for name, in_the_way, age in found
+        if in_the_way or age > oldest or not name.startswith(kept)
     ]
     if names:
         connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(", ").join(names)))

@@ -32,6 +32,11 @@ VALUES (%(schema)s, %(name)s, %(query)s, %(mode)s, 'full', %(engine)s, %(schedul
         current_setting('TimeZone'))
 RETURNING id
 
+-- name: initializing
+-- Stream tables that are not loaded yet, or whether that of the given id is one.
+SELECT id FROM headwater.stream_table
+WHERE status = 'initializing' AND (%(id)s::bigint IS NULL OR id = %(id)s) ORDER BY id
+
 -- name: set_planned
 -- What planning found out.
 UPDATE headwater.stream_table
@@ -113,6 +118,17 @@ LEFT JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = k.attnum AND
 WHERE p.partrelid = ANY (%(members)s::oid[])
 ORDER BY 1
 
+-- name: share_patience
+-- Divides lock_timeout, which is per lock, among all the tables that these and some more are made of; until the end
+-- of the transaction.
+SELECT set_config('lock_timeout', greatest(1, s.setting::int / greatest(1, (
+    WITH RECURSIVE tree(relid) AS (
+        SELECT unnest(%(relations)s::oid[])
+      UNION ALL
+        SELECT i.inhrelid FROM pg_inherits i JOIN tree ON i.inhparent = tree.relid)
+    SELECT %(more)s + count(*) FROM tree))) || 'ms', true)
+FROM pg_settings s WHERE s.name = 'lock_timeout' AND s.setting <> '0'
+
 -- name: distrust_consumers
 -- Marks every stream table that reads the changes of a source for a rebuild.
 UPDATE headwater.stream_table st SET rebuild_reason = %(reason)s
@@ -170,6 +186,10 @@ DELETE FROM headwater.stream_table WHERE id = %(id)s
 -- Holds off other refreshes; fails with 40001 if the row changed since this transaction's snapshot.
 SELECT FROM headwater.stream_table WHERE id = %(id)s FOR NO KEY UPDATE
 
+-- name: lock_frontier
+-- Fails with 40001 if another refresh has moved the frontier since this transaction's snapshot.
+SELECT FROM headwater.frontier WHERE stream_table_id = %(id)s FOR NO KEY UPDATE
+
 -- name: touch_source_stream_table
 -- Waits for a running refresh of a source, and makes one that has its snapshot already fail with 40001.
 UPDATE headwater.stream_table SET created_at = created_at
@@ -208,10 +228,14 @@ VALUES (%(stream_table_id)s, %(source_id)s, %(attnum)s, %(output_column)s) ON CO
 
 -- name: sources_of
 -- What stream tables read, with the change table of each captured source, whether LOCK TABLE takes it,
--- and whether it is partitioned.
+-- whether it is partitioned, and how many tables it is made of.
 SELECT d.stream_table_id, s.id, s.relation, n.nspname, c.relname,
        format('%%I.%%I', coalesce(n.nspname, s.schema_name), coalesce(c.relname, s.table_name)),
-       s.stream_table_id, s.change_table, coalesce(c.relkind IN ('r', 'p', 'v'), false), coalesce(c.relkind = 'p', false)
+       s.stream_table_id, s.change_table, coalesce(c.relkind IN ('r', 'p', 'v'), false), coalesce(c.relkind = 'p', false),
+       CASE WHEN c.relkind = 'p' THEN (
+           WITH RECURSIVE tree(relid) AS (
+               SELECT c.oid UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN tree ON i.inhparent = tree.relid)
+           SELECT count(*) FROM tree) ELSE 1 END
 FROM headwater.dependency d
 JOIN headwater.source s ON s.id = d.source_id
 LEFT JOIN pg_class c ON c.oid = s.relation

@@ -1,6 +1,6 @@
 -- name: state
--- The version of the catalog, whether it was restored from a dump, whether nothing can be written, the stored settings, and the server's own of the
--- names given. The transaction that a row names is the one that wrote it, unless a dump brought it here. A stream table
+-- The version of the catalog, whether it was restored from a dump, whether nothing can be written, the stored settings, the server's own of
+-- the names given, and its deadlock_timeout in milliseconds. The transaction that a row names is the one that wrote it, unless a dump brought it here. A stream table
 -- without a frontier must be shown by a view of ours.
 SELECT (SELECT coalesce(max(version), 0) FROM headwater.migration),
        EXISTS (SELECT FROM headwater.migration m WHERE m.xmin <> m.applied_by::xid)
@@ -13,4 +13,5 @@ SELECT (SELECT coalesce(max(version), 0) FROM headwater.migration),
        current_setting('transaction_read_only')::boolean,
        (SELECT coalesce(jsonb_object_agg(name, value), '{}') FROM headwater.setting),
        (SELECT coalesce(jsonb_object_agg(n, current_setting('headwater.' || n, true)), '{}')
-        FROM unnest(%(names)s::text[]) AS n WHERE nullif(current_setting('headwater.' || n, true), '') IS NOT NULL)
+        FROM unnest(%(names)s::text[]) AS n WHERE nullif(current_setting('headwater.' || n, true), '') IS NOT NULL),
+       (extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000)::bigint

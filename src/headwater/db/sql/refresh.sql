@@ -5,14 +5,20 @@ FROM headwater.source s WHERE s.stream_table_id = %(id)s AND s.change_table IS N
 
 -- name: temporary_tables
 -- Those that refreshes made in this session, and whether they are in somebody's way: a domain cannot be altered while
--- another session has a temporary table of it, and nothing needs those of a stream table that is gone.
+-- another session has a temporary table of it, and nothing needs those of a stream table that is gone. Also their age in
+-- transactions.
 SELECT c.relname,
        EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid AND t.typtype = 'd'
                WHERE a.attrelid = c.oid AND a.attnum > 0)
        OR NOT EXISTS (SELECT FROM headwater.stream_table st
-                      WHERE st.id = substring(c.relname FROM '^hw([0-9]+)_')::bigint)
+                      WHERE st.id = substring(c.relname FROM '^hw([0-9]+)_')::bigint),
+       age(c.relfrozenxid)
 FROM pg_class c
 WHERE c.relnamespace = pg_my_temp_schema() AND c.relkind = 'r' AND c.relname ~ '^hw[0-9]+_'
+
+-- name: somebody_waits
+-- Whether another session waits for a lock that this one holds.
+SELECT EXISTS (SELECT FROM pg_locks w WHERE NOT w.granted AND pg_backend_pid() = ANY (pg_blocking_pids(w.pid)))
 
 -- name: kept_tables
 -- The storage of parts of a stream table's query.
