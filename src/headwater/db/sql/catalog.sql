@@ -49,7 +49,8 @@ UPDATE headwater.stream_table SET fingerprint = NULL, rebuild_reason = %(reason)
 
 -- name: outdated
 -- Stream tables among these whose definition is not the one that was planned, and sources of these whose
--- capture lacks a trigger that fires, or that have other partitions than when it was installed.
+-- capture lacks a trigger that fires, whose function was made for something else than there is now, of which
+-- changes were lost, or that have other partitions than when it was installed.
 SELECT 'definition', st.id
 FROM headwater.stream_table st
 WHERE st.id = ANY (%(ids)s::bigint[]) AND to_regclass('headwater_defs.def_' || st.id) IS NOT NULL
@@ -64,6 +65,8 @@ JOIN pg_class c ON c.oid = s.relation
 WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
   AND (4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
             AND starts_with(t.tgname, 'headwater_capture_') AND t.tgenabled IN ('O', 'A'))
+       OR s.capture_signature IS DISTINCT FROM headwater.capture_signature(s.relation)
+       OR EXISTS (SELECT FROM headwater.lost_change l WHERE l.relation = s.relation)
        OR c.relkind = 'p' AND (
            EXISTS (SELECT FROM pg_partition_tree(c.oid) m WHERE 4 > (
                SELECT count(*) FROM pg_trigger t
@@ -71,6 +74,45 @@ WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
                  AND t.tgenabled IN ('O', 'A')))
            OR obj_description(to_regproc('headwater_changes.capture_' || c.oid), 'pg_proc') IS DISTINCT FROM (
                SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(c.oid))))
+
+-- name: capture_parts
+-- Whether a source that is captured has its change table, and triggers that fire on each of its members.
+SELECT to_regclass(format('headwater_changes.%%I', s.change_table)) IS NOT NULL,
+       NOT EXISTS (SELECT FROM (SELECT s.relation UNION SELECT relid FROM pg_partition_tree(s.relation)) AS m(oid)
+                   WHERE 4 > (SELECT count(*) FROM pg_trigger t
+                              WHERE t.tgrelid = m.oid AND t.tgenabled IN ('O', 'A')
+                                AND t.tgfoid = to_regproc('headwater_changes.capture_' || s.relation)))
+FROM headwater.source s WHERE s.id = %(id)s
+
+-- name: capture_layout
+-- What a capture function is made for: the oids of the schema of change tables, of the change table and of the
+-- table of lost changes; the columns of the change table; the source's columns; and how many bytes a change row
+-- takes at most when all that can be stored elsewhere is, none if some cannot.
+SELECT n.oid, c.oid, 'headwater.lost_change'::regclass::oid,
+       array(SELECT attname::text FROM pg_attribute
+             WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum),
+       array(SELECT attnum::int FROM pg_attribute
+             WHERE attrelid = %(relation)s::oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum),
+       (SELECT CASE WHEN bool_and(attlen > 0 OR attlen = -1 AND attstorage <> 'p')
+                    THEN sum(CASE WHEN attlen > 0 THEN attlen + 7 ELSE 24 END + 1)::int END
+        FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)
+FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid
+WHERE n.nspname = %(schema)s AND c.relname = %(table)s
+
+-- name: fitting_columns
+-- Those of these columns that a change table has with these types.
+SELECT a.attname
+FROM unnest(%(names)s::name[], %(types)s::text[]) AS wanted (name, type)
+JOIN pg_attribute a ON a.attrelid = %(table)s::regclass AND a.attname = wanted.name AND a.attnum > 0
+                   AND NOT a.attisdropped AND a.atttypid = wanted.type::regtype
+
+-- name: set_capture_signature
+-- What the capture function of a source was made for.
+UPDATE headwater.source SET capture_signature = headwater.capture_signature(relation) WHERE id = %(id)s
+
+-- name: forget_lost
+-- Forgets that changes of a source were lost; why they were.
+DELETE FROM headwater.lost_change WHERE relation = %(relation)s::oid RETURNING reason
 
 -- name: partitions_moved
 -- Of these tables, one that has other partitions than when it was last captured. In an older snapshot, too, the
@@ -204,8 +246,10 @@ DELETE FROM headwater.source_column WHERE source_id = %(id)s AND attnum = ANY (%
 DELETE FROM headwater.source WHERE id = %(id)s
 
 -- name: forget_capture
-WITH gone AS (DELETE FROM headwater.source_column WHERE source_id = %(id)s)
-UPDATE headwater.source SET change_table = NULL WHERE id = %(id)s
+WITH gone AS (DELETE FROM headwater.source_column WHERE source_id = %(id)s),
+     found AS (DELETE FROM headwater.lost_change l USING headwater.source s
+               WHERE s.id = %(id)s AND l.relation = s.relation)
+UPDATE headwater.source SET change_table = NULL, capture_signature = NULL WHERE id = %(id)s
 
 -- name: set_frontier
 INSERT INTO headwater.frontier (stream_table_id, node, snapshot, applied_by)
