@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from headwater import catalog, config, history, jobs
+from headwater import catalog, config, history, jobs, uninstall
 from headwater.advice import MissingIndex, missing_indexes
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.config import Setting, Settings
 from headwater.db import install, privileges
-from headwater.db.connection import Connection, transaction
+from headwater.db.connection import Connection, bound, transaction
 from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
 from headwater.definition import DefinitionReader
@@ -25,6 +25,7 @@ from headwater.keeping import kept_layers
 from headwater.lifecycle import Lifecycle, Options
 from headwater.monitor import StreamTableStatus, statuses
 from headwater.refresh import Refresher, Request
+from headwater.uninstall import Installation
 from headwater.verify import Verification, verify
 
 
@@ -73,6 +74,16 @@ class Headwater:
     def migrate(self) -> builtins.list[int]:
         """Brings an older catalog up to date; the versions that were applied."""
         return install.migrate(self._connection)
+
+    def installation(self) -> Installation:
+        """What of Headwater is in the database, also if that is not whole or of another version."""
+        return uninstall.find(self._connection)
+
+    def uninstall(self, *, cascade: bool = False) -> builtins.list[str]:
+        """Removes everything of Headwater from the database; what that was."""
+        settings = config.resolve(*self._given())[0]
+        bound(self._connection, settings)
+        return uninstall.uninstall(self._connection, settings.lock_attempts, cascade=cascade)
 
     def settings(self) -> builtins.list[Setting]:
         """Every setting with its value and where it came from."""
@@ -205,25 +216,23 @@ class Headwater:
         """The effective settings; those that the session itself has are applied to it."""
         settings = self._resolved()[0]
         if settings != self._applied:
-            for name, value in (
-                ("lock_timeout", f"{settings.lock_timeout_ms}ms"),
-                ("statement_timeout", f"{config.milliseconds(settings.statement_timeout)}ms"),
-            ):
-                self._connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+            bound(self._connection, settings)
             self._applied = settings
         return settings
 
     def _resolved(self) -> tuple[Settings, builtins.list[Setting]]:
         version, stored, server = install.read_state(self._connection, sorted(config.RULES))
         install.require_version(version)
+        return config.resolve(*self._given(), ("table", stored), ("server", server))
+
+    def _given(self) -> builtins.list[tuple[str, Mapping[str, str]]]:
+        """The settings that do not come from the database."""
         environment = {
             name: os.environ[variable]
             for name in config.RULES
             if (variable := f"HEADWATER_{name.upper()}") in os.environ
         }
-        return config.resolve(
-            ("flag", self._overrides), ("environment", environment), ("table", stored), ("server", server)
-        )
+        return [("flag", self._overrides), ("environment", environment)]
 
     def _refresher(self) -> Refresher:
         return Refresher(self._connection, self._settings(), self._reader, self._dispatch)

@@ -72,7 +72,9 @@ def reinstall(connection: Connection, source_id: int) -> None:
     if source is None or row is None:
         return
     wanted = [column for column in source.columns if column.attnum in set(row[1])]
-    has_table, has_triggers = one(connection, query("catalog", "capture_parts"), {"id": source_id})
+    has_table, has_triggers, has_function = one(
+        connection, query("catalog", "capture_parts"), {"id": source_id}
+    )
     reasons = []
     if partitions_moved(connection, [relation]):
         triggers.remove_triggers(connection, relation)  # also those of what is no partition any more
@@ -80,6 +82,8 @@ def reinstall(connection: Connection, source_id: int) -> None:
         has_triggers = False
     elif not has_triggers:
         reasons.append(f"capture triggers of {label} were dropped or disabled, so changes may be missing")
+    elif not has_function:
+        reasons.append(f"the capture function of {label} was replaced, so changes may be missing")
     if not has_table:
         triggers.create_change_table(connection, relation)
         reasons.append(f"the change table of {label} was dropped")

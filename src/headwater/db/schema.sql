@@ -210,8 +210,8 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
          WHERE r.ev_class = ANY (definition || relations)))))
 $$;
 
--- What the capture of a table is made for: its columns, and the change table and the view of what is captured.
--- It changes when one of them does.
+-- What the capture of a table is made for (its columns, the change table and the view of what is captured), and,
+-- after a colon, the function itself. It changes when one of them does.
 CREATE FUNCTION headwater.capture_signature(relation oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = '' AS $$
 SELECT pg_catalog.md5(pg_catalog.concat_ws(
@@ -225,6 +225,8 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
      WHERE c.oid IN (pg_catalog.to_regclass('headwater_changes.src_' || relation),
                      pg_catalog.to_regclass('headwater_defs.captured_' || relation))
        AND a.attnum > 0 AND NOT a.attisdropped)))
+    || ':' || coalesce((SELECT pg_catalog.md5(p.prosrc) FROM pg_catalog.pg_proc p
+                        WHERE p.oid = pg_catalog.to_regproc('headwater_changes.capture_' || relation)), '')
 $$;
 
 CREATE FUNCTION headwater.refuse_write() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -76,12 +76,15 @@ WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
                SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(c.oid))))
 
 -- name: capture_parts
--- Whether a source that is captured has its change table, and triggers that fire on each of its members.
+-- Whether a source that is captured has its change table, triggers that fire on each of its members, and the
+-- function that was made for it; one that an earlier version made is not known.
 SELECT to_regclass(format('headwater_changes.%%I', s.change_table)) IS NOT NULL,
        NOT EXISTS (SELECT FROM (SELECT s.relation UNION SELECT relid FROM pg_partition_tree(s.relation)) AS m(oid)
                    WHERE 4 > (SELECT count(*) FROM pg_trigger t
                               WHERE t.tgrelid = m.oid AND t.tgenabled IN ('O', 'A')
-                                AND t.tgfoid = to_regproc('headwater_changes.capture_' || s.relation)))
+                                AND t.tgfoid = to_regproc('headwater_changes.capture_' || s.relation))),
+       coalesce(split_part(s.capture_signature, ':', 2)
+                = split_part(headwater.capture_signature(s.relation), ':', 2), true)
 FROM headwater.source s WHERE s.id = %(id)s
 
 -- name: capture_layout
