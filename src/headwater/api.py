@@ -12,12 +12,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
 
-from headwater import catalog, config, history, jobs
+from headwater import catalog, config, history, jobs, uninstall
 from headwater.advice import MissingIndex, missing_indexes
 from headwater.catalog import EngineName, Mode, StreamTable
 from headwater.config import Setting, Settings
 from headwater.db import install, privileges
-from headwater.db.connection import Connection, transaction, translated
+from headwater.db.connection import Connection, bound, transaction, translated
 from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
 from headwater.definition import DefinitionReader
@@ -31,6 +31,7 @@ from headwater.lifecycle import Lifecycle, Options
 from headwater.monitor import StreamTableStatus, statuses
 from headwater.refresh import Refresher, Request
 from headwater.repair import Repair, Repaired
+from headwater.uninstall import Installation
 from headwater.verify import Verification, verify
 
 SWEEPING_INTERVAL = 60.0
@@ -115,6 +116,18 @@ class Headwater:
         lifecycle = Lifecycle(self._connection, settings, self._reader, refresher)
         repair = Repair(self._connection, settings.lock_attempts, refresher, lifecycle)
         return repair.run(restored=state.restored)
+
+    @_verb
+    def installation(self) -> Installation:
+        """What of Headwater is in the database, also if that is not whole or of another version."""
+        return uninstall.find(self._connection)
+
+    @_verb
+    def uninstall(self, *, cascade: bool = False) -> builtins.list[str]:
+        """Removes everything of Headwater from the database; what that was."""
+        settings = config.resolve(*self._given())[0]
+        bound(self._connection, settings)
+        return uninstall.uninstall(self._connection, settings.lock_attempts, cascade=cascade)
 
     @_verb
     def settings(self) -> builtins.list[Setting]:
@@ -283,11 +296,7 @@ class Headwater:
     def _applied_settings(self, state: install.State) -> Settings:
         settings = config.giving_way(self._resolved(state)[0], state.deadlock_timeout_ms)
         if settings != self._applied:
-            for name, value in (
-                ("lock_timeout", f"{settings.lock_timeout_ms}ms"),
-                ("statement_timeout", f"{config.milliseconds(settings.statement_timeout)}ms"),
-            ):
-                self._connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+            bound(self._connection, settings)
             self._applied = settings
         return settings
 
@@ -298,17 +307,16 @@ class Headwater:
         return state
 
     def _resolved(self, state: install.State) -> tuple[Settings, builtins.list[Setting]]:
+        return config.resolve(*self._given(), ("table", state.stored), ("server", state.server))
+
+    def _given(self) -> builtins.list[tuple[str, Mapping[str, str]]]:
+        """The settings that do not come from the database."""
         environment = {
             name: os.environ[variable]
             for name in config.RULES
             if (variable := f"HEADWATER_{name.upper()}") in os.environ
         }
-        return config.resolve(
-            ("flag", self._overrides),
-            ("environment", environment),
-            ("table", state.stored),
-            ("server", state.server),
-        )
+        return [("flag", self._overrides), ("environment", environment)]
 
     def _sweep(self, *, now: bool = False) -> None:
         """Clears away what dead processes left: at the start and then once a minute, or now."""

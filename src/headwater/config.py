@@ -26,6 +26,8 @@ class Settings:
     lock_timeout_ms: int = 2_000
     lock_attempts: int = 10
     statement_timeout: str = "0ms"
+    idle_in_transaction_timeout: str = "1m"
+    transaction_timeout: str = "6h"
     history_retention: str = "7d"
     verify_max_rows: int = 20
     keep_inner: str = "auto"
@@ -125,6 +127,16 @@ RULES: dict[str, _Rule] = {
     ),
     "statement_timeout": _Rule(
         "longest time for one statement of a refresh, 0ms for no limit", duration=True, zero_is_off=True
+    ),
+    "idle_in_transaction_timeout": _Rule(
+        "how long the server waits for the program in the middle of a transaction of ours, 0ms for ever",
+        duration=True,
+        zero_is_off=True,
+    ),
+    "transaction_timeout": _Rule(
+        "longest time for one transaction of ours, 0ms for no limit; from PostgreSQL 17 on",
+        duration=True,
+        zero_is_off=True,
     ),
     "history_retention": _Rule("how long refreshes stay in the history", duration=True),
     "verify_max_rows": _Rule("how many differing rows verify shows", minimum=1),

@@ -28,7 +28,7 @@ from headwater.advice import is_slow, want_of_index
 from headwater.apply import storage, succession
 from headwater.apply.merge import Applied, Target, emit_difference
 from headwater.capture import buffers, consumers
-from headwater.capture.registry import partitions_moved
+from headwater.capture.registry import lost_reason, partitions_moved
 from headwater.catalog import CatalogSource, Closure, EngineName, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
@@ -386,6 +386,8 @@ class Refresher:
         labels = {source.relation: source.label for source in sources}
         truncated = {source.relation: _what_a_mark_means(source) for source in sources}
         for relation, waiting in found.items():
+            if waiting.lost is not None:
+                return _Choice("recompute", lost_reason(labels[relation], waiting.lost), waiting.rows)
             if waiting.truncated:
                 return _Choice("recompute", labels[relation] + truncated[relation], waiting.rows)
             if waiting.rows > limit:

@@ -25,7 +25,7 @@ from psycopg import sql
 
 from headwater import catalog, jobs
 from headwater.capture.registry import LIFECYCLE_LOCK
-from headwater.capture.triggers import CHANGES
+from headwater.capture.triggers import CHANGES, GUARDS
 from headwater.catalog import StreamTable
 from headwater.db import install
 from headwater.db.connection import Connection, one, retried, transaction, translated
@@ -90,6 +90,9 @@ class Repair:
                 connection.execute(
                     sql.SQL("DROP FUNCTION {}() CASCADE").format(sql.Identifier(CHANGES, name))
                 )
+            guards = connection.execute(query("repair", "guards"), {"schema": GUARDS})
+            for (name,) in guards.fetchall():
+                connection.execute(sql.SQL("DROP VIEW {}").format(sql.Identifier(GUARDS, name)))
             tables = connection.execute(query("repair", "change_tables"), {"schema": CHANGES})
             for (name,) in tables.fetchall():
                 connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(CHANGES, name)))

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+import headwater
+from headwater.bench import capture
+
 pytestmark = pytest.mark.slow
 
 
@@ -46,6 +49,37 @@ def test_deltas_on_both_engines(tmp_path: Path) -> None:
         assert item["phases"]["apply"] > 0
     assert all(item["against_postgres"] == 1 for item in measured if item["engine"] == "postgres")
     assert "<svg" in picture.read_text()
+
+
+def test_what_capture_costs(tmp_path: Path) -> None:
+    picture = tmp_path / "capture.svg"
+    found = bench(
+        "capture", "--rows", "500", "--bulk", "100", "--repetitions", "1", "--seconds", "1",
+        "--plot", str(picture),
+    )  # fmt: skip
+    assert found["figure"] == "capture"
+    assert found["tpcb_by"] in ("pgbench", "clients of this process")
+    kinds = ("1 row with its commit", "1 row in a longer transaction", "rows at once")
+    assert [(item["kind"], item["event"], item["stream_tables"]) for item in found["statements"]] == [
+        (kind, event, number)
+        for kind in kinds
+        for event in ("insert", "update", "delete")
+        for number in (0, 1, 5)
+    ]
+    assert [item["rows"] for item in found["statements"]] == [1] * 18 + [100] * 9
+    assert [item["stream_tables"] for item in found["tpcb"]] == [0, 1, 5]
+    assert all(item["against_bare"] > 0 for item in found["statements"] + found["tpcb"])
+    assert "<svg" in picture.read_text()
+
+
+def test_tpcb_without_pgbench(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_pgbench", lambda _: None)
+    with headwater.connect(dsn) as hw:
+        found = capture.measure(hw, dsn, rows=10, bulk=5, repetitions=1, seconds=0.1)
+        assert hw.list() == []
+    assert found.tpcb_by == "clients of this process"
+    assert [item.stream_tables for item in found.tpcb] == [0, 1, 5]
+    assert all(item.tps > 0 for item in found.tpcb)
 
 
 def test_tpch(tmp_path: Path) -> None:

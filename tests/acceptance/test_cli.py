@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -469,6 +470,42 @@ def test_database_is_not_prepared(empty_dsn: str) -> None:
     assert "hint: run headwater init" in program.fails("list")
     assert program.json("init")["installed"] is True
     assert program.json("list") == {"stream_tables": []}
+
+
+def test_uninstall(program: Program, inside: Inside, conn: psycopg.Connection) -> None:
+    inside.run("create", "revenue", "--query", REVENUE)
+    assert "--yes" in program.fails("uninstall", expect=2)
+    assert inside.json("list")["stream_tables"]
+    conn.execute("CREATE TABLE headwater_data.mine AS SELECT 1 AS one")
+    said = program.run("uninstall", "--yes").stdout.splitlines()
+    assert {"removed stream table public.revenue", "removed the triggers on public.sales"} <= set(said)
+    assert "left table headwater_data.mine, which is not Headwater's" in said
+    assert "removed schema headwater" in said
+    conn.execute("DROP TABLE headwater_data.mine")
+    left = inside.json("uninstall", "--yes")
+    assert (left["removed"], left["left"]) == (["schema headwater_data"], [])
+    assert inside.json("uninstall")["removed"] == []  # nothing is there, so nothing is asked
+    assert conn.execute("SELECT count(*) FROM sales").fetchone() == (3,)
+
+
+@pytest.mark.parametrize(("answer", "gone"), [("n", False), ("y", True)])
+def test_uninstall_asks(program: Program, inside: Inside, answer: str, gone: bool) -> None:
+    inside.run("create", "revenue", "--query", REVENUE)
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, f"{answer}\n".encode())
+        done = subprocess.run(
+            [*PROGRAM, "uninstall"],
+            stdin=theirs, capture_output=True, text=True, timeout=60, env=program.environment,
+        )  # fmt: skip
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "1 stream tables, triggers on 1 tables" in done.stdout
+    assert done.returncode == (0 if gone else 130)
+    assert ("Headwater is uninstalled" in done.stdout) == gone
+    if not gone:
+        assert len(inside.json("list")["stream_tables"]) == 1
 
 
 def test_dsn_before_and_after_the_verb(inside: Inside, alone: Inside, dsn: str, empty_dsn: str) -> None:

@@ -19,11 +19,14 @@ Connection = psycopg.Connection[Any]
 ORPHANS = {
     "definition": """
         SELECT relname FROM pg_class c WHERE relnamespace = 'headwater_defs'::regnamespace
-        AND NOT EXISTS (SELECT FROM headwater.stream_table st WHERE c.oid = headwater.definition(st.id))""",
+        AND NOT EXISTS (SELECT FROM headwater.stream_table st WHERE c.oid = headwater.definition(st.id))
+        AND NOT EXISTS (SELECT FROM headwater.source s WHERE s.change_table IS NOT NULL
+                        AND c.relname = 'captured_' || s.relation)""",
     "storage": r"""
         SELECT relname FROM pg_class WHERE relnamespace = 'headwater_data'::regnamespace AND relkind = 'r'
         AND NOT EXISTS (SELECT FROM headwater.stream_table st
-                        WHERE st.status = 'active' AND relname ~ ('^st_' || st.id || '(_kept_\w+|_until_\d+)?$'))""",
+                        WHERE st.status = 'active'
+                          AND relname ~ ('^st_' || st.id || '(_kept_\w+|_until_\d+)?$'))""",
     "change table": """
         SELECT relname FROM pg_class WHERE relnamespace = 'headwater_changes'::regnamespace AND relkind = 'r'
         AND relname NOT IN (SELECT change_table FROM headwater.source WHERE change_table IS NOT NULL)""",
@@ -63,8 +66,8 @@ ORPHANS = {
     "prepared transaction": "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()",
 }  # fmt: skip
 
-# What there is, by names that do not depend on numbers that differ from run to run. Retired storage goes when nobody
-# can need it any more, which may be later in one run than in another.
+# What there is, by names that do not depend on numbers that differ from run to run. Retired storage goes when
+# nobody can need it any more, which may be later in one run than in another.
 OBJECTS = {
     "relation": """
         SELECT concat_ws(' ', n.nspname, c.relname, c.relkind) FROM pg_class c
@@ -119,7 +122,7 @@ def inventory(conn: Connection) -> Counter[str]:
 
     renamed: Counter[str] = Counter()
     for item, count in found.items():
-        renamed[re.sub(r"(\b(?:def|st|src|capture)_)(\d+)", known, item)] += count
+        renamed[re.sub(r"(\b(?:def|st|src|captured?)_)(\d+)", known, item)] += count
     return renamed
 
 

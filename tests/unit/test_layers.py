@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("registration",),
     ("refresh",),
     ("verify", "explain"),
-    ("lifecycle",),
+    ("lifecycle", "uninstall"),
     ("repair",),
     ("api",),
     ("spark",),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwater.bench.capture import CaptureCosts
 from headwater.bench.delta import DeltaCost
 from headwater.bench.tpch import QueryCost
 from headwater.bench.transfer import Transfer
@@ -88,6 +89,36 @@ def deltas(found: Sequence[DeltaCost], path: Path) -> None:
         panel.set(title=f"{size:,} rows", xscale="log", yscale="log", xlabel="rows changed", ylabel="ms")
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize="small")
+    save(made, path)
+
+
+def captures(found: CaptureCosts, path: Path) -> None:
+    """What each kind of statement takes as a multiple of the bare table, by the number of stream tables."""
+    made, [panel] = figure(1, f"what capture costs a writer, PostgreSQL {found.server}", width=11)
+    numbers = sorted({item.stream_tables for item in found.statements})
+    groups = list(dict.fromkeys((item.kind, item.event, item.rows) for item in found.statements))
+    labels = [f"{event}\n{rows:,} {kind.removeprefix('1 ')}" for kind, event, rows in groups]
+    heights = {(item.kind, item.event, item.stream_tables): item.against_bare for item in found.statements}
+    if found.tpcb:
+        groups.append(("TPC-B", found.tpcb_by, 0))
+        labels.append(f"TPC-B\n{found.tpcb_by}")
+        heights.update(
+            {("TPC-B", found.tpcb_by, item.stream_tables): item.against_bare for item in found.tpcb}
+        )
+    width = 0.8 / len(numbers)
+    for place, number in enumerate(numbers):
+        panel.bar(
+            [position + (place - (len(numbers) - 1) / 2) * width for position in range(len(groups))],
+            [heights[kind, event, number] for kind, event, _ in groups],
+            width,
+            label=f"{number} stream tables",
+            color=CHANGES[-1 - place],
+        )
+    panel.axhline(1, color="#888888", linestyle=":", label="bare table")
+    panel.set_xticks(range(len(groups)), labels, fontsize="xx-small")
+    panel.set(ylabel="time, as a multiple of the bare table")
+    panel.grid(axis="y", alpha=0.3)
+    panel.legend(fontsize="small")
     save(made, path)
 
 

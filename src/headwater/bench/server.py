@@ -11,12 +11,12 @@ SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB", "max_connections":
 
 
 @contextmanager
-def bench_database(dsn: str | None, progress: Callable[[str], None]) -> Iterator[str]:
-    """The one that is named, or one on a private server without fsync, which is gone afterwards."""
+def bench_database(dsn: str | None, progress: Callable[[str], None], *, fsync: bool = False) -> Iterator[str]:
+    """The one that is named, or one on a private server, by default without fsync, that ends afterwards."""
     if dsn is not None:
         yield dsn
         return
     installation = find_installation()
     progress("starting a private PostgreSQL {}.{}".format(*installation.version))
-    with Server.start(installation=installation, fsync=False, settings=SETTINGS) as server:
+    with Server.start(installation=installation, fsync=fsync, settings=SETTINGS) as server:
         yield server.dsn()

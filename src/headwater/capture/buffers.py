@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from headwater.capture.triggers import CHANGES
+from headwater.capture.triggers import CHANGES, XID_NUMBER
 from headwater.catalog import CatalogSource, Frontier
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
@@ -33,15 +33,26 @@ class Pending:
     rows: int  # counted no further than one above the limit
     truncated: bool
     consumed: bool  # rows that were consumed already and can go once the frontier moves on
+    lost: str | None  # why changes could not be captured at all, if so
 
 
 def window(frontier: Frontier) -> str:
     """The rows of a change table that lie after a frontier."""
     snapshot = f"{literal(frontier.snapshot)}::pg_snapshot"
     return (
-        f"xid >= pg_snapshot_xmin({snapshot}) AND NOT pg_visible_in_snapshot(xid, {snapshot})"
+        f"{not_before(frontier)} AND NOT pg_visible_in_snapshot(xid, {snapshot})"
         f" AND xid <> {literal(frontier.applied_by)}::xid8"
     )
+
+
+def not_before(frontier: Frontier) -> str:
+    """The rows of a change table from the oldest transaction on that a frontier has not behind it.
+
+    By the number that the index is on, and by the transaction itself for a change table that an earlier
+    version made, whose index is on that.
+    """
+    xmin = frontier.snapshot.partition(":")[0]
+    return f"{XID_NUMBER} >= {int(xmin)} AND xid >= {literal(xmin)}::xid8"
 
 
 def change_table_sql(name: str) -> str:
@@ -55,17 +66,17 @@ def pending(
     captured = [source for source in sources if source.change_table]
     if not captured:
         return {}
-    xmin = f"pg_snapshot_xmin({literal(frontier.snapshot)}::pg_snapshot)"
     parts = []
     for source in captured:
         table = change_table_sql(str(source.change_table))
         parts.append(
             f"SELECT {source.relation}::bigint, count(*), coalesce(bool_or(w = 0), false),"
-            f" EXISTS (SELECT FROM {table} WHERE xid >= {xmin})"
+            f" EXISTS (SELECT FROM {table} WHERE {not_before(frontier)}),"
+            f" (SELECT max(reason) FROM headwater.lost_change WHERE relation = {source.relation})"
             f" FROM (SELECT w FROM {table} WHERE {window(frontier)} LIMIT {limit + 1}) AS t"
         )
     rows = connection.execute(statement(" UNION ALL ".join(parts)))
-    return {relation: Pending(count, truncated, any_row) for relation, count, truncated, any_row in rows}
+    return {relation: Pending(*found) for relation, *found in rows}
 
 
 def changes_sql(source: Source, columns: Sequence[str], change_table: str, frontier: Frontier) -> str:
@@ -101,8 +112,11 @@ def remove_consumed(connection: Connection, sources: Sequence[CatalogSource]) ->
     captured = {source.id: str(source.change_table) for source in sources if source.change_table}
     rows = connection.execute(query("buffers", "oldest_needed"), {"sources": list(captured)}).fetchall()
     deletions = [
-        sql.SQL("DELETE FROM {} WHERE xid < {}::xid8").format(
-            sql.Identifier(CHANGES, captured[source]), sql.Literal(oldest)
+        sql.SQL("DELETE FROM {} WHERE {} < {} AND xid < {}::xid8").format(
+            sql.Identifier(CHANGES, captured[source]),
+            sql.SQL(XID_NUMBER),
+            sql.Literal(int(oldest)),
+            sql.Literal(oldest),
         )
         for source, oldest in rows
     ]

@@ -27,7 +27,8 @@ from headwater.capture import buffers
 from headwater.capture.buffers import change_table_sql, window
 from headwater.capture.registry import LIFECYCLE_LOCK, capture, release_superfluous
 from headwater.catalog import CatalogSource, Frontier, StreamTable
-from headwater.db.connection import Connection, one, transaction
+from headwater.config import Settings
+from headwater.db.connection import Connection, one, retried, transaction
 from headwater.db.queries import query
 from headwater.db.work import statement
 from headwater.definition import read_source
@@ -175,12 +176,21 @@ def seen(connection: Connection, name: str) -> None:
 
 def drop(connection: Connection, name: str) -> bool:
     """Forgets a consumer, and ends the capture of what nobody else needs; false if there is none."""
-    with transaction(connection):
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
-        if connection.execute(query("consumers", "delete"), {"name": name}).fetchone() is None:
-            return False
-        release_superfluous(connection)
-    return True
+    limits = Settings()
+
+    def forget() -> bool:
+        with transaction(connection):
+            # What is captured no longer may be a table that others write to.
+            connection.execute(
+                "SELECT set_config('lock_timeout', %s, true)", (f"{limits.lock_timeout_ms}ms",)
+            )
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+            if connection.execute(query("consumers", "delete"), {"name": name}).fetchone() is None:
+                return False
+            release_superfluous(connection)
+        return True
+
+    return retried(forget, what=f"drop consumer {name}", attempts=limits.lock_attempts)
 
 
 def names(connection: Connection, stream_table_ids: list[int]) -> list[str]:

@@ -8,7 +8,7 @@ from headwater.capture import triggers
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.definition import read_source
-from headwater.plan.operators import Source
+from headwater.plan.operators import Source, SourceColumn
 
 LIFECYCLE_LOCK = 4_855_311_378
 """Held by who changes what is captured."""
@@ -57,15 +57,23 @@ def capture(connection: Connection, source_id: int, source: Source, columns: Col
     if is_table:
         captured |= {column.attnum for column in missing}
         wanted = [column for column in source.columns if column.attnum in captured]
-        triggers.install_function(connection, source, wanted)
+        _install_function(connection, source_id, source, wanted)
         if row is None:
             triggers.install_triggers(connection, source)
 
 
-def reinstall(connection: Connection, source_id: int) -> None:
-    """Makes the triggers of a source again after somebody dropped or disabled one, or moved a partition.
+def _install_function(
+    connection: Connection, source_id: int, source: Source, columns: list[SourceColumn]
+) -> None:
+    triggers.install_function(connection, source, columns)
+    connection.execute(query("catalog", "set_capture_signature"), {"id": source_id})
 
-    What was written meanwhile left no change rows, so every consumer is marked for a rebuild.
+
+def reinstall(connection: Connection, source_id: int) -> None:
+    """Makes the capture of a source whole again after somebody dropped or disabled a part of it.
+
+    What was written meanwhile may have left no change rows, so every consumer is marked for a rebuild; unless
+    the source only has other columns than when the function was made, which then goes the slow way.
     """
     relation, label = one(connection, query("catalog", "source"), {"id": source_id})
     source = read_source(connection, relation)
@@ -73,13 +81,40 @@ def reinstall(connection: Connection, source_id: int) -> None:
     if source is None or row is None:
         return
     wanted = [column for column in source.columns if column.attnum in set(row[1])]
-    reason = f"capture triggers of {label} were dropped or disabled, so changes may be missing"
+    has_table, has_triggers, has_function = one(
+        connection, query("catalog", "capture_parts"), {"id": source_id}
+    )
+    reasons = []
     if partitions_moved(connection, [relation]):
         triggers.remove_triggers(connection, relation)  # also those of what is no partition any more
-        reason = f"a partition of {label} was attached or detached"
-    triggers.install_function(connection, source, wanted)
-    triggers.install_triggers(connection, source)
-    connection.execute(query("catalog", "distrust_consumers"), {"source": source_id, "reason": reason})
+        reasons.append(f"a partition of {label} was attached or detached")
+        has_triggers = False
+    elif not has_triggers:
+        reasons.append(f"capture triggers of {label} were dropped or disabled, so changes may be missing")
+    elif not has_function:
+        reasons.append(f"the capture function of {label} was replaced, so changes may be missing")
+    if not has_table:
+        triggers.create_change_table(connection, relation)
+        reasons.append(f"the change table of {label} was dropped")
+    if has_triggers and not has_table:
+        triggers.install_triggers(connection, source)  # for the lock
+    triggers.remove_guard(connection, relation)
+    if triggers.fit_columns(connection, relation, wanted) and has_table:
+        reasons.append(f"the change table of {label} had lost columns")
+    lost = connection.execute(query("catalog", "forget_lost"), {"relation": relation}).fetchall()
+    reasons += [lost_reason(label, reason) for (reason,) in lost[:1]]
+    _install_function(connection, source_id, source, wanted)
+    if not has_triggers:
+        triggers.install_triggers(connection, source)
+    if reasons:
+        connection.execute(
+            query("catalog", "distrust_consumers"), {"source": source_id, "reason": "; ".join(reasons)}
+        )
+
+
+def lost_reason(label: str, reason: str) -> str:
+    """Why consumers of a source are rebuilt whose changes could not be captured."""
+    return f"changes of {label} could not be captured: {reason}"
 
 
 def partitions_moved(connection: Connection, relations: Collection[int]) -> str | None:
@@ -106,10 +141,11 @@ def release_superfluous(connection: Connection) -> None:
                     reinstall(connection, source_id)
                 kept = set(row[1] if row is not None else []) - set(superfluous)
                 triggers.install_triggers(connection, source)  # for the lock
-                triggers.install_function(
-                    connection, source, [column for column in source.columns if column.attnum in kept]
-                )
+                triggers.remove_guard(connection, relation)
             triggers.remove_columns(connection, relation, superfluous)
+            if source.kind == "table":
+                wanted = [column for column in source.columns if column.attnum in kept]
+                _install_function(connection, source_id, source, wanted)
             connection.execute(
                 query("catalog", "remove_captured_columns"), {"id": source_id, "numbers": superfluous}
             )

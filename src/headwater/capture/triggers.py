@@ -3,10 +3,22 @@
 A change row is a weight: +1 for a row that came, -1 for one that went, both for an update, 0 for a TRUNCATE.
 The trigger function runs with the rights of its owner, so writers need no privilege on the change table.
 
-Columns are stored under their number in the catalog. The function names them as they were called when it
-was made; if one was renamed since, it notices and builds its statement anew, so a rename never makes a
-user's write fail. A writer with an old snapshot sees the old names in the catalog, while its rows have the
-new ones already; it asks a function that looks at the present.
+Columns are stored under their number in the catalog. The function takes those of a table by their position,
+so that a rename is nothing to it; of a partitioned table, whose partitions may have others, by their names.
+
+No failure of ours makes a user's write fail. An exception handler around the INSERT would see to that, but it
+takes a transaction number of its own for each statement, and a transaction of more than 64 of them slows down
+everybody who looks at its rows. So the function asks first whether all is as it was made for, by functions
+that look into the server's cache of the catalog and take a fraction of a microsecond each: the change table
+has its name and may be written to, no column before the last one that is captured has gone. That the captured
+columns and those of the change table are there with their types, the server itself ensures by a view of both,
+the guard: none can change while it is there. Only if the answer is no does the function go the slow way, in a
+handler: by present names; if that fails, too, it leaves the mark of a TRUNCATE; if even that fails, a row in
+headwater.lost_change. Either forces a rebuild. What it was made for is noted as the source's
+capture_signature, by which a refresh notices that it has to be made again.
+
+The index on the change table is a BRIN: rows come nearly in the order of their transactions, and a B-tree
+would take as long as the rows themselves. There is none for xid8, so it is on the number as a bigint.
 
 Installing and extending replace the triggers, which waits until every transaction that writes to the source
 has ended and lets none begin: a transaction that is not visible to the first refresh after it was captured
@@ -32,17 +44,24 @@ database was restored is seen otherwise (`db/install.py`), and nothing is refres
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from psycopg import sql
 
-from headwater.db.connection import Connection
+from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.plan.operators import Source, SourceColumn
 
 CHANGES = "headwater_changes"
 MOVES = "headwater_capture_move"
+GUARDS = "headwater_defs"
+"""Where the views are by which the server keeps captured columns as they are."""
+XID_NUMBER = "(xid::text::bigint)"
+"""The transaction of a change row as a number, which the index on a change table is on."""
+MOST_INLINE = 8_000
+"""Bytes that a change row may take at most: a little less than a page."""
 EVENTS = {
     "insert": "REFERENCING NEW TABLE AS new_rows",
     "update": "REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows",
@@ -63,7 +82,11 @@ def create_change_table(connection: Connection, relation: int) -> None:
             "CREATE TABLE {} (xid xid8 NOT NULL, node integer NOT NULL DEFAULT 0, w integer NOT NULL)"
         ).format(table)
     )
-    connection.execute(sql.SQL("CREATE INDEX ON {} (xid)").format(table))
+    connection.execute(
+        sql.SQL("CREATE INDEX ON {} USING brin ({}) WITH (autosummarize = on)").format(
+            table, sql.SQL(XID_NUMBER)
+        )
+    )
 
 
 def add_columns(connection: Connection, relation: int, columns: Sequence[SourceColumn]) -> None:
@@ -97,16 +120,81 @@ def remove_columns(connection: Connection, relation: int, numbers: Sequence[int]
     )
 
 
+def fit_columns(connection: Connection, relation: int, columns: Sequence[SourceColumn]) -> bool:
+    """Makes the change table have these columns with these types; false if it had them."""
+    table = sql.Identifier(CHANGES, change_table(relation))
+    names = [column.change_column for column in columns]
+    fitting = {
+        name
+        for (name,) in connection.execute(
+            query("catalog", "fitting_columns"),
+            {
+                "table": table.as_string(connection),
+                "names": names,
+                "types": [column.type.base for column in columns],
+            },
+        )
+    }
+    wrong = [column for column in columns if column.change_column not in fitting]
+    for column in wrong:
+        connection.execute(
+            sql.SQL("ALTER TABLE {} DROP COLUMN IF EXISTS {}").format(
+                table, sql.Identifier(column.change_column)
+            )
+        )
+    add_columns(connection, relation, wrong)
+    return bool(wrong)
+
+
 def install_function(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> None:
-    """(Re)creates the capture function for these columns."""
+    """(Re)creates the capture function for these columns, and their guard."""
     name = sql.Identifier(CHANGES, f"capture_{source.relation}")
     members = _members(connection, source.relation)
     partitioned = members[0].partitioned
     listed = sql.Literal("{" + ",".join(str(oid) for oid in sorted(member.oid for member in members)) + "}")
     moved = _partitions_moved(source.relation, listed) if partitioned else sql.SQL("false")
-    connection.execute(_function(name, source, columns, moved, listed))
+    guard = _install_guard(connection, source, columns)
+    row = one(
+        connection,
+        query("catalog", "capture_layout"),
+        {"relation": source.relation, "schema": CHANGES, "table": change_table(source.relation)},
+    )
+    layout = _Layout(partitioned, listed, guard, *row)
+    connection.execute(_function(name, source, columns, moved, layout))
     if partitioned:  # by which others see what it captures
         connection.execute(sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, listed))
+
+
+def _install_guard(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> int:
+    """A view of the captured columns and of the change table; its oid."""
+    remove_guard(connection, source.relation)
+    view = sql.Identifier(GUARDS, f"captured_{source.relation}")
+    connection.execute(
+        sql.SQL("CREATE VIEW {} AS SELECT {} FROM ONLY {} AS s, {} AS t").format(
+            view,
+            sql.SQL(", ").join(
+                [
+                    *(
+                        sql.SQL("s.{} AS {}").format(
+                            sql.Identifier(column.name), sql.Identifier(f"s{column.attnum}")
+                        )
+                        for column in columns
+                    ),
+                    sql.SQL("t.*"),
+                ]
+            ),
+            sql.Identifier(source.schema, source.name),
+            sql.Identifier(CHANGES, change_table(source.relation)),
+        )
+    )
+    return int(one(connection, "SELECT %s::regclass::oid", (view.as_string(connection),))[0])
+
+
+def remove_guard(connection: Connection, relation: int) -> None:
+    """Lets a change table lose columns, until the function is made again."""
+    connection.execute(
+        sql.SQL("DROP VIEW IF EXISTS {}").format(sql.Identifier(GUARDS, f"captured_{relation}"))
+    )
 
 
 def install_triggers(connection: Connection, source: Source) -> None:
@@ -181,6 +269,7 @@ def remove_triggers(connection: Connection, relation: int) -> None:
     connection.execute(
         sql.SQL("DROP FUNCTION IF EXISTS {}() CASCADE").format(sql.Identifier(CHANGES, f"capture_{relation}"))
     )
+    remove_guard(connection, relation)
 
 
 def drop_change_table(connection: Connection, relation: int) -> None:
@@ -189,28 +278,55 @@ def drop_change_table(connection: Connection, relation: int) -> None:
     )
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """What a capture function is made for."""
+
+    partitioned: bool
+    members: sql.Literal  # oids of the table and its partitions
+    guard: int  # oid of the view that keeps what is captured as it is
+    schema: int  # oid of the schema of the change tables
+    table: int  # oid of the change table
+    lost: int  # oid of headwater.lost_change
+    targets: list[str]  # the columns of the change table
+    live: list[int]  # numbers of the source's columns
+    widest: int | None  # bytes that its columns take at most in a change row; None if there is no limit
+
+
 def _function(
     name: sql.Identifier,
     source: Source,
     columns: Sequence[SourceColumn],
     moved: sql.Composable,
-    members: sql.Literal,
+    layout: _Layout,
 ) -> sql.Composed:
     table = sql.Identifier(CHANGES, change_table(source.relation))
 
     def insert(*parts: sql.Composed) -> sql.Composed:
-        names = [sql.Identifier(column.change_column) for column in columns]
-        return sql.SQL("INSERT INTO {} ({}) {};").format(
-            table,
-            sql.SQL(", ").join([sql.SQL("xid"), sql.SQL("w"), *names]),
-            sql.SQL(" UNION ALL ").join(parts),
-        )
+        return sql.SQL("INSERT INTO {} {};").format(table, sql.SQL(" UNION ALL ").join(parts))
+
+    def selected(weight: int, of: dict[str, sql.Composable]) -> sql.Composed:
+        known: dict[str, sql.Composable] = {
+            "xid": sql.SQL("pg_catalog.pg_current_xact_id()"),
+            "node": sql.SQL("0"),
+            "w": sql.SQL(str(weight)),
+            **of,
+        }
+        values = [known.get(target, sql.SQL("NULL")) for target in layout.targets]
+        return sql.SQL("SELECT {}").format(sql.SQL(", ").join(values))
+
+    before = [number for number in layout.live if number <= max((c.attnum for c in columns), default=0)]
+    aliases = sql.SQL("") if layout.partitioned or not before else _listed(f"p{n}" for n in before)
 
     def rows(weight: int, transition: str) -> sql.Composed:
-        values = [sql.SQL("r.{}").format(sql.Identifier(column.name)) for column in columns]
-        return sql.SQL("SELECT {} FROM {} AS r").format(
-            sql.SQL(", ").join([sql.SQL("pg_catalog.pg_current_xact_id()"), sql.SQL(str(weight)), *values]),
-            sql.SQL(transition),
+        values = {
+            column.change_column: sql.SQL("r.{}").format(
+                sql.Identifier(column.name if layout.partitioned else f"p{column.attnum}")
+            )
+            for column in columns
+        }
+        return sql.SQL("{} FROM {} AS r{}").format(
+            selected(weight, dict(values)), sql.SQL(transition), aliases
         )
 
     body = sql.SQL(
@@ -218,6 +334,7 @@ def _function(
 DECLARE
     columns text;
     targets text;
+    failure text;
     stack text;
     caller text;
 BEGIN
@@ -228,48 +345,74 @@ BEGIN
         GET DIAGNOSTICS stack = PG_CONTEXT;
         caller := substring(stack FROM E'\\n(.*)');
         -- Of a statement in an SQL function the stack has no text.
-        IF coalesce(caller, current_query()) ~* E'\\\\m(merge|execute|SQL function)\\\\M'
-           OR caller !~* E'\\\\mupdate\\\\M' THEN
-            INSERT INTO {table} (xid, w) VALUES (pg_catalog.pg_current_xact_id(), 0);
+        IF (coalesce(caller, current_query()) ~* E'\\\\m(merge|execute|SQL function)\\\\M'
+            OR caller !~* E'\\\\mupdate\\\\M') IS NOT TRUE THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    IF {intact} THEN
+        IF TG_NARGS > 0 OR TG_OP = 'TRUNCATE' OR {moved} THEN
+            {marked}
+        ELSE
+            CASE TG_OP
+                WHEN 'INSERT' THEN {inserted}
+                WHEN 'DELETE' THEN {deleted}
+                ELSE {updated}
+            END CASE;
         END IF;
         RETURN NULL;
     END IF;
-    IF TG_OP = 'TRUNCATE' OR {moved} THEN
-        INSERT INTO {table} (xid, w) VALUES (pg_catalog.pg_current_xact_id(), 0);
-        RETURN NULL;
-    END IF;
-    IF {unchanged} THEN
-        CASE TG_OP
-            WHEN 'INSERT' THEN {inserted}
-            WHEN 'DELETE' THEN {deleted}
-            ELSE {updated}
-        END CASE;
-    ELSE
+    BEGIN
+        IF TG_NARGS > 0 OR TG_OP = 'TRUNCATE' OR {moved} THEN
+            EXECUTE {mark};
+            RETURN NULL;
+        END IF;
         SELECT string_agg(', ' || format('%I', names[place]), ''), string_agg(', c' || number, '')
         INTO columns, targets
         FROM (SELECT {names} AS names) AS n, unnest({numbers}) WITH ORDINALITY AS u(number, place);
         IF TG_OP <> 'INSERT' THEN
             EXECUTE format('INSERT INTO %s (xid, w%s) SELECT pg_current_xact_id(), -1%s FROM old_rows',
-                           {table_literal}, targets, columns);
+                           {oid}::oid::regclass, targets, columns);
         END IF;
         IF TG_OP <> 'DELETE' THEN
             EXECUTE format('INSERT INTO %s (xid, w%s) SELECT pg_current_xact_id(), 1%s FROM new_rows',
-                           {table_literal}, targets, columns);
+                           {oid}::oid::regclass, targets, columns);
         END IF;
-    END IF;
+        RETURN NULL;
+    EXCEPTION WHEN OTHERS THEN
+        failure := SQLERRM;
+    END;
+    BEGIN
+        EXECUTE {mark};
+        RETURN NULL;
+    EXCEPTION WHEN OTHERS THEN
+        failure := SQLERRM;
+    END;
+    BEGIN
+        EXECUTE format('INSERT INTO %s (relation, reason) VALUES (%s, %L)',
+                       {lost}::oid::regclass, {relation}, failure);
+    EXCEPTION WHEN OTHERS THEN
+        RAISE WARNING 'Headwater could not capture a change of %: %', {relation}::oid::regclass, failure
+            USING HINT = 'Run headwater refresh --full for each stream table that reads it.';
+    END;
     RETURN NULL;
 END
 """
     ).format(
-        table=table,
-        members=members,
-        moved=moved,
+        members=layout.members,
         names=_names(source.relation, columns),
-        table_literal=sql.Literal(f"{CHANGES}.{change_table(source.relation)}"),
+        intact=_intact(source, columns, layout, before),
+        moved=moved,
+        marked=insert(selected(0, {})),
+        mark=sql.SQL(
+            "format('INSERT INTO %s (xid, w) VALUES (pg_current_xact_id(), 0)', {}::oid::regclass)"
+        ).format(sql.Literal(layout.table)),
+        relation=sql.Literal(source.relation),  # whose numbers a partition's columns need not have
+        oid=sql.Literal(layout.table),
+        lost=sql.Literal(layout.lost),
         numbers=sql.SQL("{}::smallint[]").format(
             sql.Literal("{" + ",".join(str(column.attnum) for column in columns) + "}")
         ),
-        unchanged=_names_unchanged(source.relation, columns),
         inserted=insert(rows(1, "new_rows")),
         deleted=insert(rows(-1, "old_rows")),
         updated=insert(rows(-1, "old_rows"), rows(1, "new_rows")),
@@ -278,15 +421,6 @@ END
         "CREATE OR REPLACE FUNCTION {}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
         " SET search_path = pg_catalog, pg_temp AS {}"
     ).format(name, sql.Literal(body.as_string()))
-
-
-def _names_unchanged(relation: int, columns: Sequence[SourceColumn]) -> sql.Composable:
-    if not columns:
-        return sql.SQL("true")
-    return sql.SQL("{} = {}::name[]").format(
-        _names(relation, columns),
-        sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(sql.Literal(column.name) for column in columns)),
-    )
 
 
 def _names(relation: int, columns: Sequence[SourceColumn]) -> sql.Composed:
@@ -304,3 +438,45 @@ def _names(relation: int, columns: Sequence[SourceColumn]) -> sql.Composed:
         relation=sql.Literal(relation),
         numbers=sql.Literal("{" + ",".join(str(column.attnum) for column in columns) + "}"),
     )
+
+
+def _listed(names: Iterable[str]) -> sql.Composed:
+    return sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, names)))
+
+
+def _intact(
+    source: Source, columns: Sequence[SourceColumn], layout: _Layout, before: Sequence[int]
+) -> sql.Composable:
+    """A condition without a query: the INSERTs that the function was made with cannot fail by our fault.
+
+    Each function gives NULL for what is gone. The order matters: looking up a name in a schema without the
+    right to do so is an error.
+    """
+    if layout.widest is None or layout.widest > MOST_INLINE:
+        return sql.SQL("false")  # a row that just fits into a page of the source need not fit into ours
+    table = sql.Literal(layout.table)
+    conditions: list[sql.Composable] = [
+        sql.SQL("has_schema_privilege({}::oid, 'USAGE')").format(sql.Literal(layout.schema)),
+        sql.SQL("to_regclass({}) = {}::oid").format(
+            sql.Literal(f"{CHANGES}.{change_table(source.relation)}"), table
+        ),
+        sql.SQL("has_table_privilege({}::oid, 'INSERT')").format(table),
+        sql.SQL("has_table_privilege({}::oid, 'SELECT') IS NOT NULL").format(sql.Literal(layout.guard)),
+    ]
+    if layout.partitioned:
+        conditions += [
+            sql.SQL("(pg_identify_object_as_address(1259, {}, {})).object_names[3] = {}").format(
+                sql.Literal(source.relation), sql.Literal(column.attnum), sql.Literal(column.name)
+            )
+            for column in columns
+        ]
+    else:
+        captured = {column.attnum for column in columns}
+        conditions += [
+            sql.SQL("has_column_privilege({}::oid, {}::smallint, 'SELECT') IS NOT NULL").format(
+                sql.Literal(source.relation), sql.Literal(number)
+            )
+            for number in before
+            if number not in captured
+        ]
+    return sql.SQL(" AND ").join(conditions)

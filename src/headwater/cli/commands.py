@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +27,7 @@ from headwater.version import version
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 SECTIONS = {
-    "Setting up": ("init", "migrate", "repair", "set", "settings", "demo"),
+    "Setting up": ("init", "migrate", "repair", "set", "settings", "uninstall", "demo"),
     "Stream tables": ("create", "alter", "drop", "refresh", "cancel"),
     "Measuring": ("bench",),
     "Looking": ("list", "status", "history", "explain", "verify"),
@@ -229,6 +230,45 @@ def settings(invocation: Invocation) -> None:
 
 
 @cli.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--cascade", is_flag=True, help="Drop views of yours that read stream tables, too.")
+@shared_options
+@click.pass_obj
+def uninstall(invocation: Invocation, yes: bool, cascade: bool) -> None:
+    """Remove everything of Headwater from a database.
+
+    Stream tables go with their rows; the tables that they read stay as they are, without triggers. It works
+    on what is left of an installation, whatever its version. What is in Headwater's schemas and not of its
+    making stays.
+
+    \b
+    Example: headwater uninstall --yes
+    """
+    with invocation.connect() as hw:
+        database = hw.connection.info.dbname
+        found = hw.installation()
+        if found.empty:
+            said = f"database {database}: nothing of Headwater is there"
+            invocation.present({"database": database, "removed": [], "left": []}, show.lines(said))
+            return
+        if not yes:
+            if invocation.format == "json" or not sys.stdin.isatty():
+                raise Misuse("uninstall removes everything of Headwater", "use --yes to say that you mean it")
+            click.echo(f"database {database}: {found.summary}")
+            click.confirm("Remove all of it?", abort=True)
+        removed = hw.uninstall(cascade=cascade)
+        left = hw.installation().foreign
+    invocation.present(
+        {"database": database, "removed": removed, "left": left},
+        show.lines(
+            *(f"removed {item}" for item in removed),
+            *(f"left {item}, which is not Headwater's" for item in left),
+            f"database {database}: Headwater is uninstalled",
+        ),
+    )
+
+
+@cli.command()
 @click.option(
     "--seconds", type=click.FloatRange(min=0, min_open=True), default=60, show_default=True, help="How long."
 )
@@ -319,6 +359,58 @@ def bench_delta(
 
         deltas(found, plot)
     invocation.present({"figure": "delta", "measurements": found}, show.deltas(found))
+
+
+@bench.command("capture")
+@click.option(
+    "--rows", type=click.IntRange(min=1), default=100_000, show_default=True, help="Rows of each table."
+)
+@click.option(
+    "--bulk", type=click.IntRange(min=1), default=10_000, show_default=True, help="Rows written at once."
+)
+@click.option("--repetitions", type=click.IntRange(min=1), default=15, show_default=True, help="How often.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=5,
+    show_default=True,
+    help="Length of a round of TPC-B; 0 leaves it out.",
+)
+@plot_option
+@private_dsn_option
+@format_option
+@debug_option
+@click.pass_obj
+def bench_capture(
+    invocation: Invocation, rows: int, bulk: int, repetitions: int, seconds: float, plot: Path | None
+) -> None:
+    """Measure what capture costs a writer against a bare table.
+
+    Statements of one row and of many, and TPC-B by several clients, on tables with 0, 1 and 5 stream tables.
+
+    \b
+    Example: headwater bench capture --plot capture.svg
+    """
+    from headwater.bench import capture
+    from headwater.bench.server import bench_database
+
+    with bench_database(invocation.dsn, invocation.tell, fsync=True) as dsn:
+        with Headwater(dsn) as hw:
+            hw.init()
+            found = capture.measure(
+                hw,
+                dsn,
+                rows=rows,
+                bulk=bulk,
+                repetitions=repetitions,
+                seconds=seconds,
+                progress=invocation.tell,
+            )
+    if plot is not None:
+        from headwater.bench.plot import captures
+
+        captures(found, plot)
+    invocation.present({"figure": "capture", **document.plain(found)}, show.captures(found))
 
 
 @bench.command("tpch")

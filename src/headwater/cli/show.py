@@ -17,6 +17,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from headwater.advice import MissingIndex
+from headwater.bench.capture import CaptureCosts
 from headwater.bench.delta import DeltaCost
 from headwater.bench.tpch import Means, QueryCost
 from headwater.bench.transfer import Transfers
@@ -387,6 +388,35 @@ def deltas(found: Sequence[DeltaCost]) -> RenderableType:
             )
             for item in found
         ],
+    )
+
+
+def captures(found: CaptureCosts) -> RenderableType:
+    numbers = sorted({item.stream_tables for item in found.statements})
+    ratios = {(item.kind, item.event, item.stream_tables): item.against_bare for item in found.statements}
+    first = [item for item in found.statements if item.stream_tables == numbers[0]]
+    statements = table(
+        ("statement", "on the bare table", *(f"{number} stream tables" for number in numbers)),
+        [
+            (
+                f"{item.event} of {item.rows:,} {item.kind.removeprefix('1 ')}",
+                milliseconds(item.bare_ms),
+                *(f"{ratios[item.kind, item.event, number]:,.2f} ×" for number in numbers),
+            )
+            for item in first
+        ],
+    )
+    if not found.tpcb:
+        return statements
+    throughput = table(
+        ("stream tables", "transactions/s", "on bare tables", "time of a transaction"),
+        [
+            (item.stream_tables, f"{item.tps:,.0f}", f"{item.bare_tps:,.0f}", f"{item.against_bare:,.2f} ×")
+            for item in found.tpcb
+        ],
+    )
+    return Group(
+        statements, heading(f"TPC-B, {found.tpcb[0].clients} clients, by {found.tpcb_by}"), throughput
     )
 
 

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import IsolationLevel, sql
 from psycopg.rows import TupleRow
 
+from headwater.config import Settings, milliseconds
 from headwater.errors import (
     ConnectionFailed,
     HeadwaterError,
@@ -54,7 +55,9 @@ SERIALIZATION_FAILURES = frozenset({"40001", "40P01"})
 LOCK_NOT_AVAILABLE = "55P03"
 RETRYABLE = SERIALIZATION_FAILURES | {LOCK_NOT_AVAILABLE}
 INSUFFICIENT_PRIVILEGE = "42501"
-IDLE_IN_TRANSACTION = "25P03"  # for longer than the server allows, which then ends the connection
+# For longer than the server allows, which then ends the connection.
+IDLE_IN_TRANSACTION, TRANSACTION_TOO_LONG = "25P03", "25P04"
+TRANSACTION_TIMEOUT_SINCE = 170_000
 CANCELLED = "nothing of it was applied; if it took too long, headwater set statement_timeout allows more"
 QUERY_CANCELED = "57014"  # by somebody, or by statement_timeout: only the message tells which
 
@@ -80,6 +83,23 @@ def connect(dsn: str) -> Connection:
         [part for setting in PINNED_SETTINGS.items() for part in setting],
     )
     return connection
+
+
+def bound(connection: Connection, settings: Settings) -> None:
+    """Applies the limits of the settings to a session.
+
+    A lock that is waited for holds up those who come after it; a transaction that is left open, because its
+    program was stopped or cut off, holds up vacuum. So the server ends both by itself.
+    """
+    limits = {
+        "lock_timeout": settings.lock_timeout_ms,
+        "statement_timeout": milliseconds(settings.statement_timeout),
+        "idle_in_transaction_session_timeout": milliseconds(settings.idle_in_transaction_timeout),
+    }
+    if connection.info.server_version >= TRANSACTION_TIMEOUT_SINCE:
+        limits["transaction_timeout"] = milliseconds(settings.transaction_timeout)
+    for name, limit in limits.items():
+        connection.execute("SELECT set_config(%s, %s, false)", (name, f"{limit}ms"))
 
 
 @contextmanager
@@ -122,7 +142,7 @@ def translated(error: psycopg.Error, what: str, kind: type[HeadwaterError]) -> H
     detail = error.diag.message_detail or ""
     hint = error.diag.message_hint or ""
     broken = error.sqlstate is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    if broken or (error.sqlstate or "").startswith(("08", "57P", IDLE_IN_TRANSACTION)):
+    if broken or (error.sqlstate or "").startswith(("08", "57P", IDLE_IN_TRANSACTION, TRANSACTION_TOO_LONG)):
         return ConnectionFailed(f"{what}: the connection to the database broke", detail=message)
     if error.sqlstate == INSUFFICIENT_PRIVILEGE:
         return MissingPrivilege(

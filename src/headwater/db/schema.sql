@@ -49,7 +49,8 @@ CREATE TABLE headwater.source (
     schema_name     name NOT NULL,
     table_name      name NOT NULL,
     stream_table_id bigint REFERENCES headwater.stream_table ON DELETE CASCADE,  -- if the source is one
-    change_table    name                -- in headwater_changes; null while nobody needs its changes
+    change_table    name,               -- in headwater_changes; null while nobody needs its changes
+    capture_signature text              -- headwater.capture_signature() when its capture was installed
 );
 
 -- The columns that are captured: what the dependencies need, no less and no more.
@@ -58,6 +59,14 @@ CREATE TABLE headwater.source_column (
     attnum    smallint NOT NULL,
     PRIMARY KEY (source_id, attnum)
 );
+
+-- Changes that could not be captured in any other way, so that consumers of the source must be rebuilt.
+CREATE TABLE headwater.lost_change (
+    relation oid NOT NULL,
+    reason   text NOT NULL,
+    lost_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX ON headwater.lost_change (relation);
 
 CREATE TABLE headwater.dependency (
     stream_table_id bigint NOT NULL REFERENCES headwater.stream_table ON DELETE CASCADE,
@@ -220,6 +229,25 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
          FROM pg_catalog.pg_rewrite r,
               pg_catalog.regexp_matches(r.ev_action::pg_catalog.text, ':(?:funcid|aggfnoid|opfuncid) (\d+)', 'g') m(found)
          WHERE r.ev_class = ANY (definition || relations)))))
+$$;
+
+-- What the capture of a table is made for (its columns, the change table and the view of what is captured), and,
+-- after a colon, the function itself. It changes when one of them does.
+CREATE FUNCTION headwater.capture_signature(relation oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = '' AS $$
+SELECT pg_catalog.md5(pg_catalog.concat_ws(
+    E'\n',
+    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', attnum, attname), E'\n' ORDER BY attnum)
+     FROM pg_catalog.pg_attribute WHERE attrelid = relation AND attnum > 0 AND NOT attisdropped),
+    (SELECT pg_catalog.string_agg(
+                pg_catalog.concat_ws(' ', c.oid, c.relowner, a.attnum, a.attname, a.atttypid), E'\n'
+                ORDER BY c.oid, a.attnum)
+     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
+     WHERE c.oid IN (pg_catalog.to_regclass('headwater_changes.src_' || relation),
+                     pg_catalog.to_regclass('headwater_defs.captured_' || relation))
+       AND a.attnum > 0 AND NOT a.attisdropped)))
+    || ':' || coalesce((SELECT pg_catalog.md5(p.prosrc) FROM pg_catalog.pg_proc p
+                        WHERE p.oid = pg_catalog.to_regproc('headwater_changes.capture_' || relation)), '')
 $$;
 
 CREATE FUNCTION headwater.refuse_write() RETURNS trigger LANGUAGE plpgsql AS $$

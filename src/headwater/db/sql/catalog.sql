@@ -54,7 +54,8 @@ UPDATE headwater.stream_table SET fingerprint = NULL, rebuild_reason = %(reason)
 
 -- name: outdated
 -- Stream tables among these whose definition is not the one that was planned, and sources of these whose
--- capture lacks a trigger that fires, or that have other partitions than when it was installed.
+-- capture lacks a trigger that fires, whose function was made for something else than there is now, of which
+-- changes were lost, or that have other partitions than when it was installed.
 SELECT 'definition', st.id
 FROM headwater.stream_table st
 CROSS JOIN LATERAL headwater.definition(st.id) AS d(oid)
@@ -74,6 +75,8 @@ JOIN pg_class c ON c.oid = s.relation
 WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
   AND (4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
             AND t.tgfoid = to_regproc('headwater_changes.capture_' || c.oid) AND t.tgenabled IN ('O', 'A'))
+       OR s.capture_signature IS DISTINCT FROM headwater.capture_signature(s.relation)
+       OR EXISTS (SELECT FROM headwater.lost_change l WHERE l.relation = s.relation)
        OR c.relkind = 'p' AND (
            EXISTS (SELECT FROM pg_partition_tree(c.oid) m WHERE CASE WHEN m.isleaf THEN 4 ELSE 5 END > (
                SELECT count(*) FROM pg_trigger t
@@ -91,6 +94,50 @@ JOIN pg_attribute v ON v.attrelid = st.relation AND v.attnum > 0 AND NOT v.attis
 JOIN pg_attribute d ON d.attrelid = headwater.definition(st.id) AND d.attnum = v.attnum
 WHERE st.id = ANY (%(ids)s::bigint[]) AND v.attname <> d.attname
 ORDER BY st.id, v.attnum
+
+-- name: capture_parts
+-- Whether a source that is captured has its change table, triggers that fire on each of its members, and the
+-- function that was made for it; one that an earlier version made is not known.
+SELECT to_regclass(format('headwater_changes.%%I', s.change_table)) IS NOT NULL,
+       NOT EXISTS (SELECT FROM (SELECT s.relation, 4 UNION
+                                SELECT relid, CASE WHEN isleaf THEN 4 ELSE 5 END FROM pg_partition_tree(s.relation)
+                               ) AS m(oid, wanted)
+                   WHERE m.wanted > (SELECT count(*) FROM pg_trigger t
+                              WHERE t.tgrelid = m.oid AND t.tgenabled IN ('O', 'A')
+                                AND t.tgfoid = to_regproc('headwater_changes.capture_' || s.relation))),
+       coalesce(split_part(s.capture_signature, ':', 2)
+                = split_part(headwater.capture_signature(s.relation), ':', 2), true)
+FROM headwater.source s WHERE s.id = %(id)s
+
+-- name: capture_layout
+-- What a capture function is made for: the oids of the schema of change tables, of the change table and of the
+-- table of lost changes; the columns of the change table; the source's columns; and how many bytes a change row
+-- takes at most when all that can be stored elsewhere is, none if some cannot.
+SELECT n.oid, c.oid, 'headwater.lost_change'::regclass::oid,
+       array(SELECT attname::text FROM pg_attribute
+             WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum),
+       array(SELECT attnum::int FROM pg_attribute
+             WHERE attrelid = %(relation)s::oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum),
+       (SELECT CASE WHEN bool_and(attlen > 0 OR attlen = -1 AND attstorage <> 'p')
+                    THEN sum(CASE WHEN attlen > 0 THEN attlen + 7 ELSE 24 END + 1)::int END
+        FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)
+FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid
+WHERE n.nspname = %(schema)s AND c.relname = %(table)s
+
+-- name: fitting_columns
+-- Those of these columns that a change table has with these types.
+SELECT a.attname
+FROM unnest(%(names)s::name[], %(types)s::text[]) AS wanted (name, type)
+JOIN pg_attribute a ON a.attrelid = %(table)s::regclass AND a.attname = wanted.name AND a.attnum > 0
+                   AND NOT a.attisdropped AND a.atttypid = wanted.type::regtype
+
+-- name: set_capture_signature
+-- What the capture function of a source was made for.
+UPDATE headwater.source SET capture_signature = headwater.capture_signature(relation) WHERE id = %(id)s
+
+-- name: forget_lost
+-- Forgets that changes of a source were lost; why they were.
+DELETE FROM headwater.lost_change WHERE relation = %(relation)s::oid RETURNING reason
 
 -- name: partitions_moved
 -- Of these tables, one that has other partitions than when it was last captured. In an older snapshot, too, the
@@ -280,8 +327,10 @@ DELETE FROM headwater.source WHERE id = %(id)s
 DELETE FROM headwater.source WHERE stream_table_id = %(id)s
 
 -- name: forget_capture
-WITH gone AS (DELETE FROM headwater.source_column WHERE source_id = %(id)s)
-UPDATE headwater.source SET change_table = NULL WHERE id = %(id)s
+WITH gone AS (DELETE FROM headwater.source_column WHERE source_id = %(id)s),
+     found AS (DELETE FROM headwater.lost_change l USING headwater.source s
+               WHERE s.id = %(id)s AND l.relation = s.relation)
+UPDATE headwater.source SET change_table = NULL, capture_signature = NULL WHERE id = %(id)s
 
 -- name: forget_own_capture
 WITH gone AS (DELETE FROM headwater.source_column c USING headwater.source s

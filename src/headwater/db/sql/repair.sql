@@ -3,6 +3,11 @@
 SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE n.nspname = %(schema)s AND starts_with(p.proname, 'capture_') ORDER BY p.proname
 
+-- name: guards
+-- The views that keep what those functions capture as it is.
+SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relkind = 'v' AND starts_with(c.relname, 'captured_') ORDER BY c.relname
+
 -- name: change_tables
 -- What those functions write to.
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -11,6 +16,7 @@ WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, 'src
 -- name: forget_sources
 -- What is recorded of tables, by numbers that mean nothing here; each stream table registers what it reads again.
 WITH dependencies AS (DELETE FROM headwater.dependency),
+     lost AS (DELETE FROM headwater.lost_change),
      lineage AS (DELETE FROM headwater.lineage),
      columns AS (DELETE FROM headwater.source_column),
      frontiers AS (DELETE FROM headwater.frontier)
