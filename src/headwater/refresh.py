@@ -741,9 +741,8 @@ class Refresher:
                 drop_unused(self._connection, [outcome.stream_table_id for outcome in outcomes])
                 if any((outcome.history_id or 0) % HISTORY_CLEANING_INTERVAL == 1 for outcome in moved):
                     history.forget(self._connection, self._settings.history_retention)
-            for stream_table in catalog.stream_tables(
-                self._connection, [outcome.stream_table_id for outcome in moved]
-            ):
+            retired = storage.with_retired(self._connection, [outcome.stream_table_id for outcome in moved])
+            for stream_table in catalog.stream_tables(self._connection, retired) if retired else ():
                 self.give_up_retired(stream_table)
         except psycopg.Error as error:
             if error.sqlstate is None:

@@ -48,6 +48,12 @@ def retired(connection: Connection, stream_table_id: int) -> list[tuple[str, int
     return [(name, int(oid), xid) for name, oid, xid in rows]
 
 
+def with_retired(connection: Connection, stream_table_ids: Sequence[int]) -> list[int]:
+    """Those of these stream tables that have storage which was replaced."""
+    wanted = {"ids": list(stream_table_ids), "retired": RETIRED}
+    return [int(number) for (number,) in connection.execute(query("refresh", "with_retired"), wanted)]
+
+
 def kept_name(stream_table_id: int, part: str) -> str:
     """The name of the storage of a part of a stream table's query."""
     return f"st_{stream_table_id}_kept_{part}"

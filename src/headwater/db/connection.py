@@ -48,6 +48,8 @@ PINNED_SETTINGS = {
     "random_page_cost": "1.1",
     # Each step of a delta is analysed, and a sample of 1,500 rows says enough of what is used once.
     "default_statistics_target": "5",
+    # What is prepared asks the catalog for a few rows by their numbers, each time by the same plan.
+    "plan_cache_mode": "force_generic_plan",
     "client_min_messages": "warning",
 }
 
@@ -72,6 +74,7 @@ def connect(dsn: str) -> Connection:
             detail=str(error).strip(),
             hint="check --dsn or HEADWATER_DSN, for example postgresql://user@host:5432/dbname",
         ) from error
+    connection.prepare_threshold = 2  # what a refresh asks once, the next one asks again
     # One statement for each would take longer than connecting does; they are evaluated from left to right. It
     # is read by the user's own search_path, in which anything may be called set_config.
     setting = "pg_catalog.set_config(%s::pg_catalog.text, %s::pg_catalog.text, false)"

@@ -188,7 +188,9 @@ $$;
 -- Everything that a plan is made from: the deparsed queries of a definition view and of the plain views below
 -- it, and all relations that they read with their columns. It changes when one of them does.
 CREATE FUNCTION headwater.signature(definition oid, relations oid[]) RETURNS text
-LANGUAGE sql STABLE SET search_path = '' SET quote_all_identifiers = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = '' SET quote_all_identifiers = off AS $$
+BEGIN
+RETURN (
 SELECT pg_catalog.md5(pg_catalog.concat_ws(
     E'\n', pg_catalog.pg_get_viewdef(definition),
     (SELECT pg_catalog.string_agg(
@@ -225,16 +227,20 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
                 E'\n' ORDER BY p.oid)
      FROM pg_catalog.pg_proc p LEFT JOIN pg_catalog.pg_aggregate a ON a.aggfnoid = p.oid
      WHERE p.oid >= 16384 AND p.oid IN (
-         SELECT found[1]::pg_catalog.oid
+         SELECT m.found[1]::pg_catalog.oid
          FROM pg_catalog.pg_rewrite r,
               pg_catalog.regexp_matches(r.ev_action::pg_catalog.text, ':(?:funcid|aggfnoid|opfuncid) (\d+)', 'g') m(found)
          WHERE r.ev_class = ANY (definition || relations)))))
+);
+END
 $$;
 
 -- What the capture of a table is made for (its columns, the change table and the view of what is captured), and,
 -- after a colon, the function itself. It changes when one of them does.
 CREATE FUNCTION headwater.capture_signature(relation oid) RETURNS text
-LANGUAGE sql STABLE SET search_path = '' AS $$
+LANGUAGE plpgsql STABLE SET search_path = '' AS $$
+BEGIN
+RETURN (
 SELECT pg_catalog.md5(pg_catalog.concat_ws(
     E'\n',
     (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', attnum, attname), E'\n' ORDER BY attnum)
@@ -248,6 +254,8 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
        AND a.attnum > 0 AND NOT a.attisdropped)))
     || ':' || coalesce((SELECT pg_catalog.md5(p.prosrc) FROM pg_catalog.pg_proc p
                         WHERE p.oid = pg_catalog.to_regproc('headwater_changes.capture_' || relation)), '')
+);
+END
 $$;
 
 CREATE FUNCTION headwater.refuse_write() RETURNS trigger LANGUAGE plpgsql AS $$

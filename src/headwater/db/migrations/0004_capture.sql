@@ -13,7 +13,9 @@ CREATE INDEX ON headwater.lost_change (relation);
 -- What the capture of a table is made for (its columns, the change table and the view of what is captured), and,
 -- after a colon, the function itself. It changes when one of them does.
 CREATE FUNCTION headwater.capture_signature(relation oid) RETURNS text
-LANGUAGE sql STABLE SET search_path = '' AS $$
+LANGUAGE plpgsql STABLE SET search_path = '' AS $$
+BEGIN
+RETURN (
 SELECT pg_catalog.md5(pg_catalog.concat_ws(
     E'\n',
     (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', attnum, attname), E'\n' ORDER BY attnum)
@@ -27,4 +29,6 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
        AND a.attnum > 0 AND NOT a.attisdropped)))
     || ':' || coalesce((SELECT pg_catalog.md5(p.prosrc) FROM pg_catalog.pg_proc p
                         WHERE p.oid = pg_catalog.to_regproc('headwater_changes.capture_' || relation)), '')
+);
+END
 $$;

@@ -23,9 +23,12 @@ WHERE c.relnamespace = pg_catalog.to_regnamespace('headwater_defs') AND c.relkin
 $$;
 
 -- Everything that a plan is made from: the deparsed queries of a definition view and of the plain views below
--- it, and all relations that they read with their columns. It changes when one of them does.
+-- it, and all relations that they read with their columns. It changes when one of them does. In PL/pgSQL, for a
+-- session plans it once.
 CREATE OR REPLACE FUNCTION headwater.signature(definition oid, relations oid[]) RETURNS text
-LANGUAGE sql STABLE SET search_path = '' SET quote_all_identifiers = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = '' SET quote_all_identifiers = off AS $$
+BEGIN
+RETURN (
 SELECT pg_catalog.md5(pg_catalog.concat_ws(
     E'\n', pg_catalog.pg_get_viewdef(definition),
     (SELECT pg_catalog.string_agg(
@@ -62,8 +65,10 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
                 E'\n' ORDER BY p.oid)
      FROM pg_catalog.pg_proc p LEFT JOIN pg_catalog.pg_aggregate a ON a.aggfnoid = p.oid
      WHERE p.oid >= 16384 AND p.oid IN (
-         SELECT found[1]::pg_catalog.oid
+         SELECT m.found[1]::pg_catalog.oid
          FROM pg_catalog.pg_rewrite r,
               pg_catalog.regexp_matches(r.ev_action::pg_catalog.text, ':(?:funcid|aggfnoid|opfuncid) (\d+)', 'g') m(found)
          WHERE r.ev_class = ANY (definition || relations)))))
+);
+END
 $$;

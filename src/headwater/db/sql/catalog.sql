@@ -8,7 +8,7 @@ FROM headwater.stream_table st
 LEFT JOIN pg_class c ON c.oid = st.relation
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN headwater.frontier f ON f.stream_table_id = st.id AND f.node = 0
-WHERE %(ids)s::bigint[] IS NULL OR st.id = ANY (%(ids)s::bigint[])
+WHERE st.id = ANY (coalesce(%(ids)s::bigint[], array(SELECT id FROM headwater.stream_table)))
 ORDER BY st.id
 
 -- name: find_stream_table

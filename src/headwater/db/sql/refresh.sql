@@ -23,15 +23,23 @@ SELECT EXISTS (SELECT FROM pg_locks w WHERE NOT w.granted AND pg_backend_pid() =
 -- name: kept_tables
 -- The storage of parts of a stream table's query.
 SELECT c.relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
+WHERE n.nspname = %(schema)s AND c.relkind = 'r'
+  AND c.relname >= %(prefix)s::name AND c.relname < concat(%(prefix)s::text, '~')::name  -- by an index
 
 -- name: retired_tables
 -- Storage of a stream table that older snapshots may still need, with the transaction that replaced it, oldest first.
 SELECT c.relname, c.oid, substr(c.relname, length(%(prefix)s) + 1) AS xid
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
+WHERE n.nspname = %(schema)s AND c.relkind = 'r'
+  AND c.relname >= %(prefix)s::name AND c.relname < concat(%(prefix)s::text, '~')::name  -- by an index
   AND pg_relation_size(c.oid) IS NOT NULL  -- not dropped since this snapshot
 ORDER BY length(c.relname), c.relname
+
+-- name: with_retired
+-- Those of these stream tables that have such storage.
+SELECT st.id FROM unnest(%(ids)s::bigint[]) AS st(id)
+WHERE EXISTS (SELECT FROM pg_class c WHERE c.relname >= concat('st_', st.id, %(retired)s::text)::name
+                                       AND c.relname < concat('st_', st.id, %(retired)s::text, '~')::name)
 
 -- name: storage_secured
 -- Whether row-level security hides rows of a stream table's storage from this role; its name.
