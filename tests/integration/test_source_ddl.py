@@ -13,6 +13,7 @@ from tests.integration.support import (
     capture_triggers,
     refresh,
     stored_and_wanted,
+    value,
     wait_until_blocked,
 )
 
@@ -262,3 +263,19 @@ def test_ddl_that_waits_for_nobody(hw: Headwater, dsn: str, conn: Connection, dd
     refreshed_while(dsn, "public.st", act)
     refresh(hw, "public.st")
     assert [entry.status for entry in hw.history("public.st")].count("failed") == 0
+
+
+def test_a_column_is_added_to_what_is_shown_as_whole_rows(hw: Headwater, conn: Connection) -> None:
+    conn.execute("CREATE TABLE part (id int PRIMARY KEY, box int, name text)")
+    conn.execute("INSERT INTO part VALUES (1, 1, 'nut'), (2, 1, 'bolt')")
+    hw.create("boxes", "SELECT box, jsonb_agg(part ORDER BY id) AS parts FROM part GROUP BY box")
+    hw.create("parts", "SELECT id, to_jsonb(part) AS part FROM part")
+    conn.execute("INSERT INTO part VALUES (3, 1, 'screw')")
+    for name in ("boxes", "parts"):
+        assert hw.refresh(name)[-1].action == "delta"
+    conn.execute("ALTER TABLE part ADD COLUMN weight int DEFAULT 7")
+    conn.execute("INSERT INTO part VALUES (4, 2, 'nail', 1)")
+    for name in ("boxes", "parts"):
+        hw.refresh(name)
+        assert hw.verify(name).equal
+    assert value(conn, "SELECT parts->0->>'weight' FROM boxes WHERE box = 2") == "1"

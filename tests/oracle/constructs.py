@@ -23,6 +23,9 @@ INCREMENTAL: dict[str, dict[str, str]] = {
         ),
         "partitioned table": "SELECT id, z FROM c WHERE z > 1",
         "UNION ALL": "SELECT id, x FROM a UNION ALL SELECT id, y FROM b",
+        "whole row as a value": (
+            "SELECT a.id, to_jsonb(a) AS j, to_jsonb(p) AS q FROM a JOIN positive p ON p.id = a.id"
+        ),
         "CASE, COALESCE, arrays, JSON": (
             "SELECT a.id, CASE WHEN a.x > 2 THEN 'many' ELSE 'few' END AS c, COALESCE(a.t, '-') AS t,"
             " a.arr[1] AS e, a.j -> 0 AS j FROM a"
@@ -103,6 +106,9 @@ INCREMENTAL: dict[str, dict[str, str]] = {
         "ordered aggregates over a left join": (
             "SELECT a.x, percentile_cont(0.5) WITHIN GROUP (ORDER BY a.id) AS p, string_agg(a.t, ','"
             " ORDER BY a.id) AS t FROM a LEFT JOIN b ON b.aid = a.id GROUP BY a.x"
+        ),
+        "whole rows in an aggregate": (
+            "SELECT a.x, jsonb_agg(b ORDER BY b.id) AS j FROM a JOIN b ON b.aid = a.id GROUP BY a.x"
         ),
         "DISTINCT rows in an aggregate": "SELECT x, count(DISTINCT (id % 2, t)) AS n FROM a GROUP BY x",
         "grouping() of a merged column": (
@@ -277,7 +283,7 @@ RECOMPUTED = {
     "CURRENT_DATE and its like": "SELECT id, CURRENT_USER AS who FROM a",
     "cast of text to a time": "SELECT v, ('2024-01-0' || v)::date AS day FROM k WHERE v BETWEEN 1 AND 9",
     "system column": "SELECT ctid::text AS place, id FROM a",
-    "whole row as a value": "SELECT a.id, to_jsonb(a) AS j FROM a",
+    "whole row of an outer join": "SELECT a.id, to_jsonb(b) AS j FROM a LEFT JOIN b ON b.aid = a.id",
     "ROWS FROM": "SELECT a.id, r.p, r.q FROM a, ROWS FROM (unnest(a.arr), generate_series(1, 2)) AS r(p, q)",
     "set-returning function beside GROUP BY": "SELECT a.x, generate_series(1, 2) AS g FROM a GROUP BY a.x",
     "set-returning function under LIMIT": "SELECT id, unnest(arr) AS e FROM a ORDER BY 1, 2 LIMIT 3",

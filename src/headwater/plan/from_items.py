@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sqlglot import exp
 
-from headwater.plan.dialect import parse, render
+from headwater.plan.dialect import identifier, parse, render
 from headwater.plan.operators import (
     CORE,
     Apply,
@@ -355,7 +355,7 @@ class FromItems(Subqueries):
             for name, tree in relation.columns.items():
                 outputs.append(Output(f"o{len(outputs) + 1}", exp.column(core.name(tree), CORE, quoted=True)))
                 names[name] = exp.column(outputs[-1].name, made, quoted=True)
-            relations.append(Relation(relation.alias, names))
+            relations.append(Relation(relation.alias, names, relation.row_type))
         names = {}
         for column, name in zip(columns, shown, strict=True):
             outputs.append(Output(f"o{len(outputs) + 1}", exp.column(column, alias, quoted=True)))
@@ -406,14 +406,15 @@ class FromItems(Subqueries):
             view = self._relations.views[name]
             if name not in self._built:
                 self._built[name] = self.query(parse(view.text), {})
-            return self._derived(item, self._built[name], block, view.columns)
+            shown = self._derived(item, self._built[name], block, view.columns)
+            return replace(shown, row_type=_row_type(item))
         if name not in self._relations.sources:
             raise Unsupported(f"the relation {item.db}.{item.name} cannot be told from the query's text")
         if item.args.get("only"):
             raise Unsupported(f"ONLY {item.db}.{item.name} in FROM has no delta rule")
         source = self._relations.sources[name]
         scan = Scan(source, tuple(column.name for column in source.columns))
-        return self._input(item, scan, block, scan.columns)
+        return replace(self._input(item, scan, block, scan.columns), row_type=_row_type(item))
 
     def _derived(
         self, item: exp.Expression, node: Query, block: Block, names: tuple[str, ...] = ()
@@ -464,6 +465,10 @@ class FromItems(Subqueries):
 class _OuterJoin:
     node: Apply
     names: Mapping[int, str]  # by the identity of a column's expression, the output that shows it
+
+
+def _row_type(item: exp.Table) -> str:
+    return f"{identifier(item.db)}.{identifier(item.name)}"
 
 
 def _is_comma(join: exp.Join) -> bool:

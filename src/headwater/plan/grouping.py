@@ -26,6 +26,7 @@ from headwater.plan.scope import (
     has_query,
     has_window,
     is_row,
+    is_whole_row,
     realiased,
 )
 from headwater.plan.subqueries import Block, Environment, Subqueries
@@ -301,5 +302,7 @@ def _slots(node: exp.Expression) -> Iterator[exp.Expression]:
         case _ if is_row(node):  # which no column can hold
             for item in node.expressions:
                 yield from _slots(item)
+        case exp.Cast() if is_whole_row(node):  # a column of the type would be in the way of ALTER TABLE
+            yield from _slots(node.this)
         case _:
             yield node

@@ -20,6 +20,7 @@ class Relation:
 
     alias: str
     columns: Mapping[str, exp.Expression]
+    row_type: str = ""  # of its whole rows, as SQL writes it, if every row is one of a table or view
 
 
 MERGED = ""
@@ -40,6 +41,17 @@ class Scope:
         if name in SYSTEM_COLUMNS:
             raise Unsupported(f"the system column {name} is not captured")
         raise Unsupported(f"the column {name} cannot be told from the query's text")
+
+    def whole_row(self, alias: str) -> exp.Expression:
+        """The rows of a FROM item as values: ROW (…) in the type of what they are from."""
+        item = next((item for item in self.relations if item.alias == alias), None)
+        if item is None and self.outer is not None:
+            return self.outer.whole_row(alias)
+        if item is None or not item.row_type:
+            raise Unsupported(f"the whole row {alias}.* used as a value has no delta rule here")
+        row = exp.Anonymous(this="ROW", expressions=[tree.copy() for tree in item.columns.values()])
+        kind = exp.DataType(this=exp.DataType.Type.USERDEFINED, kind=item.row_type)
+        return exp.Cast(this=row, to=kind)
 
     def _find(self, name: str, alias: str) -> exp.Expression | None:
         ordered = (
@@ -123,6 +135,11 @@ def grouped(tree: exp.Expression) -> exp.Expression:
 def is_row(tree: exp.Expr) -> bool:
     """Whether an expression puts a row together."""
     return isinstance(tree, exp.Tuple) or (isinstance(tree, exp.Anonymous) and tree.name == "ROW")
+
+
+def is_whole_row(tree: exp.Expr) -> bool:
+    """Whether an expression is a row of a table as a value."""
+    return isinstance(tree, exp.Cast) and is_row(tree.this)
 
 
 def realiased(tree: exp.Expression, aliases: Mapping[str, str]) -> exp.Expression:

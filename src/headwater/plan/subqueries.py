@@ -185,7 +185,8 @@ class Subqueries(ABC):
             if is_collation(column) or any(_is_below(column, made) for made in answered):
                 continue
             if isinstance(column.this, exp.Star):
-                raise Unsupported(f"the whole row {column.table}.* used as a value has no delta rule yet")
+                column.replace(scope.whole_row(column.table))
+                continue
             found = scope.lookup(column.name, column.table)
             # An argument stands as the server itself writes it, by which it is recognised elsewhere.
             column.replace(found if isinstance(column.parent, exp.Anonymous) else grouped(found))
@@ -230,7 +231,10 @@ class Subqueries(ABC):
         block.predicates += [item for item in resolved if not has_query(item)]
         asking = [item for item in resolved if has_query(item)]
         both = Scope(
-            [Relation(item.alias, LiftedColumns(item.columns, lifted, name)) for item in inner.relations],
+            [
+                Relation(item.alias, LiftedColumns(item.columns, lifted, name), item.row_type)
+                for item in inner.relations
+            ],
             scope,
         )
         template = query.copy()
