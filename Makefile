@@ -42,9 +42,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Show stream tables at work on a private PostgreSQL
 	$(BIN)/headwater demo
 
-test: test-embedded ## Run the suite on the embedded server, Spark, the system's server
-	@# Side by side, for each leaves a core idle most of the time; one after the other on the screen.
-	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-spark test-system
+test: $(STAMP) ## Run the suite on the embedded server, Spark, the system's server
+	@# Two at a time, for each leaves a core idle most of the time; one after the other on the screen.
+	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
+		test-embedded test-spark test-system
 
 test-embedded: $(STAMP) ## Run the suite on the embedded server
 	@echo "== testing on the embedded PostgreSQL"
