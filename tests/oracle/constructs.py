@@ -184,6 +184,9 @@ INCREMENTAL: dict[str, dict[str, str]] = {
             "SELECT a.id FROM a WHERE EXISTS (SELECT 1 FROM b WHERE b.aid = a.id UNION SELECT 1 FROM c"
             " WHERE c.bid = a.id)"
         ),
+        "correlation by a merged column": (
+            "SELECT id FROM a WHERE EXISTS (SELECT FROM b FULL JOIN c USING (id) WHERE id = a.id)"
+        ),
         "correlated subquery in FROM of a subquery": (
             "SELECT a.id, (SELECT max(s.y) FROM (SELECT b.y FROM b WHERE b.aid = a.id OFFSET 0) s) AS m"
             " FROM a"

@@ -410,10 +410,13 @@ def _equality(tree: exp.Expression, alias: str) -> tuple[str, exp.Expression] | 
 
 
 def qualified(tree: exp.Expression, scope: Scope) -> exp.Expression:
-    """The expression with the alias before each column: it may come to stand inside a subquery."""
+    """The expression with the alias before each column: it may come to stand inside a subquery.
+
+    What has none inside a subquery that is there already is a column that USING merges, of that subquery.
+    """
     copy = exp.Paren(this=tree.copy())
     for column in copy.find_all(exp.Column):
-        if not column.table and not is_collation(column):
+        if not column.table and not is_collation(column) and not column.find_ancestor(exp.Query):
             owner = next((item.alias for item in scope.relations if column.name in item.columns), "")
             if owner:
                 column.set("table", exp.to_identifier(owner, quoted=True))
