@@ -61,7 +61,7 @@ WORTH_AVOIDING_MS = 250.0
 """A delta that takes less is never given up for recomputing."""
 DEARER = 1.25
 """How many times as long as recomputing a delta must take to be given up."""
-MUCH_DEARER = 4.0
+MUCH_DEARER = 2.0
 """The same where no delta of such a size was seen: a first one is worth a try."""
 TRIED_AGAIN = 8
 """After so many refreshes, times what it loses, a delta that was given up is tried again."""
