@@ -330,6 +330,26 @@ TRAPS = {
         ("INSERT INTO t VALUES (2, 2)",),
         mode="full",
     ),
+    "JSON_TABLE": Trap(
+        "CREATE TABLE t (id int PRIMARY KEY, j jsonb);"
+        """ INSERT INTO t VALUES (1, '[{"a": 1, "b": [{"c": 1.5}, {"c": 2}]}]')""",
+        "SELECT t.id, x.n, x.a, x.c FROM t, JSON_TABLE(t.j, '$[*]' COLUMNS (n FOR ORDINALITY,"
+        " a int PATH '$.a', NESTED PATH '$.b[*]' COLUMNS (c numeric(4, 2) PATH '$.c' DEFAULT 0 ON EMPTY))) x",
+        (
+            """INSERT INTO t VALUES (2, '[{"a": 2}, {"b": [{}]}]'), (3, NULL)""",
+            "UPDATE t SET id = 4 WHERE id = 2",
+            """UPDATE t SET j = '[{"a": 7}]' WHERE id = 1""",
+            "DELETE FROM t WHERE id = 4",
+        ),
+        since=17,
+    ),
+    "JSON_TABLE that finds nothing": Trap(
+        """CREATE TABLE t (id int PRIMARY KEY, j jsonb); INSERT INTO t VALUES (1, '[1, 2]'), (2, '[]')""",
+        "SELECT t.id, count(x.v) AS n, sum(x.v) AS s FROM t LEFT JOIN JSON_TABLE(t.j, '$[*]' COLUMNS (v int"
+        " PATH '$')) AS x ON true GROUP BY t.id",
+        ("UPDATE t SET j = '[3]' WHERE id = 2", "UPDATE t SET j = '[]' WHERE id = 1"),
+        since=17,
+    ),
     "a NULL in an array where the database has array_nulls off": Trap(
         "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET array_nulls = off', current_database()); END $$;"
         " CREATE TABLE t (id int, v text[])",

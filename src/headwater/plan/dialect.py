@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlglot import exp, parse_one
+from sqlglot import TokenType, exp, parse_one
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.generators.postgres import PostgresGenerator
 from sqlglot.parsers.postgres import PostgresParser
@@ -30,16 +30,28 @@ def _negation(generator: Any, node: exp.Not) -> str:
     return str(generator.not_sql(node))
 
 
+def _json_table(parser: Any) -> exp.Expression:
+    """JSON_TABLE (…): what it reads is an expression, its paths and columns are kept to the letter."""
+    read = parser._parse_bitwise()
+    start, depth = parser._curr, 0
+    while parser._curr and (depth or parser._curr.token_type != TokenType.R_PAREN):
+        depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(parser._curr.token_type, 0)
+        if parser._curr.text.upper() == "PASSING":
+            parser.raise_error("PASSING")
+        parser._advance()
+    return exp.JSONTable(this=read, path=exp.Var(this=parser._find_sql(start, parser._prev)))
+
+
 class PgView(Postgres):
     """PostgreSQL as its own deparser writes it."""
 
     class Parser(PostgresParser):
         FUNCTIONS = {}  # noqa: RUF012
-        FUNCTION_PARSERS = {  # noqa: RUF012
+        FUNCTION_PARSERS = {
             name: parser
             for name, parser in PostgresParser.FUNCTION_PARSERS.items()
             if name not in ("DATE_PART", "STRING_AGG")
-        }
+        } | {"JSON_TABLE": _json_table}
 
         def _values_to_select(self, values: Any) -> Any:
             """VALUES stay what they are, also in a set operation."""
@@ -55,6 +67,7 @@ class PgView(Postgres):
             exp.StartsWith: lambda self, node: self.binary(node, "^@"),
             exp.Parameter: lambda self, node: f"@ {self.sql(node, 'this')}",
             exp.Not: _negation,
+            exp.JSONTable: lambda self, node: f"JSON_TABLE({self.sql(node, 'this')}{node.args['path'].name})",
         }
 
 
@@ -67,6 +80,36 @@ def parse(text: str) -> exp.Expression:
             call = exp.Dot(this=column.args["table"], expression=column.this.this)
             column.replace(exp.Filter(this=call, expression=column.this.expression))
     return tree
+
+
+def json_table_columns(call: exp.JSONTable) -> list[str]:
+    """The names of the columns that a JSON_TABLE makes, those of nested ones in their places.
+
+    >>> columns = "a int, NESTED PATH '$' COLUMNS (b numeric(4, 2)), c text"
+    >>> tree = parse(f"SELECT FROM JSON_TABLE(j, '$' COLUMNS ({columns})) x")
+    >>> json_table_columns(tree.find(exp.JSONTable))
+    ['a', 'b', 'c']
+    """
+    names: list[str] = []
+    awaited = [False]  # for each parenthesis that is open, whether it lists columns
+    first, nested = False, False
+    for token in PgView().tokenize(call.args["path"].name):
+        kind, word = token.token_type, token.text.upper()
+        if kind == TokenType.L_PAREN:
+            awaited.append(nested)
+            first, nested = nested, False
+        elif kind == TokenType.R_PAREN:
+            awaited.pop()
+            first = False
+        elif kind == TokenType.COMMA:
+            first = awaited[-1]
+        elif first:
+            first = False
+            if word != "NESTED" or kind == TokenType.IDENTIFIER:
+                names.append(token.text)
+        elif word == "COLUMNS" and kind != TokenType.IDENTIFIER:
+            nested = True
+    return names
 
 
 def render(tree: exp.Expression) -> str:

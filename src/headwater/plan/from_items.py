@@ -8,7 +8,7 @@ from functools import partial
 
 from sqlglot import exp
 
-from headwater.plan.dialect import identifier, parse, render
+from headwater.plan.dialect import identifier, json_table_columns, parse, render
 from headwater.plan.operators import (
     CORE,
     Apply,
@@ -308,6 +308,8 @@ class FromItems(Subqueries):
         if isinstance(offset, exp.Identifier):
             given = [*given, offset.name]
             plain.set("offset", None)
+        if isinstance(plain, exp.JSONTable):
+            given = [*given, *json_table_columns(plain)[len(given) :]]
         if not given:
             raise Unsupported(f"{render(item)} in FROM has no delta rule yet")
         if left_join is not None and bare(left_join.args["on"]) != exp.true():
@@ -380,7 +382,7 @@ class FromItems(Subqueries):
     def _table(
         self, item: exp.Table | exp.Unnest, environment: Environment, block: Block, scope: Scope
     ) -> Relation:
-        if isinstance(item, exp.Unnest) or isinstance(item.this, exp.Anonymous | exp.Dot):
+        if isinstance(item, exp.Unnest) or isinstance(item.this, exp.Anonymous | exp.Dot | exp.JSONTable):
             function = item if isinstance(item, exp.Unnest) else item.this
             plain = function.copy()
             plain.set("alias", None)
