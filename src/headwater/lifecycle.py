@@ -33,6 +33,7 @@ from headwater.clock import Phases, parse_duration
 from headwater.config import Settings, storable
 from headwater.db import install
 from headwater.db.connection import (
+    DEPENDENT_OBJECTS,
     PINNED_SETTINGS,
     Connection,
     one,
@@ -80,7 +81,6 @@ CREATOR_LOCK = 1_214_607
 SWEEPING_LOCK_TIMEOUT = "50ms"
 """So long writers may have to wait behind who clears away; what is not had by then, the next one gets."""
 INVALID_TABLE_DEFINITION = "42P16"
-DEPENDENT_OBJECTS = "2BP01"
 
 
 @dataclass(frozen=True, kw_only=True)

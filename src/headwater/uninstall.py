@@ -19,13 +19,12 @@ import psycopg
 
 from headwater.capture.registry import LIFECYCLE_LOCK
 from headwater.db import install
-from headwater.db.connection import Connection, retried, translated
+from headwater.db.connection import DEPENDENT_OBJECTS, Connection, retried, translated
 from headwater.db.install import SCHEMAS
 from headwater.db.queries import query
 from headwater.db.work import statement
 from headwater.errors import DependentsExist, HeadwaterError
 
-DEPENDENT_OBJECTS = "2BP01"
 KINDS = {
     "r": "table",
     "p": "table",

@@ -231,7 +231,13 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
          FROM pg_catalog.pg_rewrite r,
               pg_catalog.regexp_matches(r.ev_action::pg_catalog.text, ':(?:funcid|aggfnoid|opfuncid) (\d+)', 'g') m(found)
          WHERE r.ev_class = ANY (definition || relations)))))
-);
+) || coalesce((
+    -- the tables among them whose rows depend on who owns a view that is read
+    SELECT pg_catalog.string_agg(' ' || t.oid, '' ORDER BY t.oid) FROM pg_catalog.pg_class t
+    WHERE t.oid = ANY (relations) AND t.relrowsecurity AND EXISTS (
+        SELECT FROM pg_catalog.pg_class v JOIN pg_catalog.pg_roles o ON o.oid = v.relowner
+        WHERE v.oid = ANY (relations) AND v.relkind = 'v' AND o.rolname <> current_user
+          AND NOT (o.rolsuper OR o.rolbypassrls))), '');
 END
 $$;
 

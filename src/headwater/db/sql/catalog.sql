@@ -60,12 +60,7 @@ SELECT 'definition', st.id
 FROM headwater.stream_table st
 CROSS JOIN LATERAL headwater.definition(st.id) AS d(oid)
 WHERE st.id = ANY (%(ids)s::bigint[]) AND d.oid IS NOT NULL
-  AND st.signature IS DISTINCT FROM headwater.signature(d.oid, st.signature_of) || coalesce((
-          SELECT string_agg(' ' || t.oid, '' ORDER BY t.oid) FROM pg_class t
-          WHERE t.oid = ANY (st.signature_of) AND t.relrowsecurity AND EXISTS (
-              SELECT FROM pg_class v JOIN pg_roles o ON o.oid = v.relowner
-              WHERE v.oid = ANY (st.signature_of) AND v.relkind = 'v' AND o.rolname <> current_user
-                AND NOT (o.rolsuper OR o.rolbypassrls))), '')
+  AND st.signature IS DISTINCT FROM headwater.signature(d.oid, st.signature_of)
 UNION ALL
 SELECT DISTINCT 'capture', s.id
 FROM headwater.dependency d

@@ -3,13 +3,8 @@
 SELECT pg_get_viewdef(%(view)s::oid)
 
 -- name: signature
--- What a plan is made from, and the tables among it whose rows depend on who owns a view that is read.
-SELECT headwater.signature(%(view)s::oid, %(relations)s::oid[]) || coalesce((
-    SELECT string_agg(' ' || t.oid, '' ORDER BY t.oid) FROM pg_class t
-    WHERE t.oid = ANY (%(relations)s::oid[]) AND t.relrowsecurity AND EXISTS (
-        SELECT FROM pg_class v JOIN pg_roles o ON o.oid = v.relowner
-        WHERE v.oid = ANY (%(relations)s::oid[]) AND v.relkind = 'v' AND o.rolname <> current_user
-          AND NOT (o.rolsuper OR o.rolbypassrls))), '')
+-- What a plan is made from.
+SELECT headwater.signature(%(view)s::oid, %(relations)s::oid[])
 
 -- name: relations_read
 -- Every relation that a view reads, through plain views too; views that show a stream table are not entered. What a view
