@@ -106,6 +106,11 @@ class Expressions(ABC):
 
     def column(self, kind: str, scope: Scope) -> str:
         """A column of a kind, or what comes closest."""
+        rows = scope.of("row") if kind in ("json", "text") else ()
+        if rows and self.odds(0.5):
+            self.tag("whole row as value")
+            row = self.pick(rows)
+            return f"to_jsonb({row})" if kind == "json" else f"{row}::text"
         found = scope.of(kind)
         if found:
             return self.pick(found).ref

@@ -52,9 +52,11 @@ class Query:
         return Relation(name, columns, stored=stored, tag=tag)
 
 
-def random_query(chance: random.Random, relations: Sequence[Relation], depth: int = 2) -> Query:
-    """A query over relations, with queries inside it down to a depth."""
-    grammar = Grammar(chance, relations)
+def random_query(
+    chance: random.Random, relations: Sequence[Relation], depth: int = 2, *, json_table: bool = False
+) -> Query:
+    """A query over relations, with queries inside it down to a depth; `json_table` if the server has it."""
+    grammar = Grammar(chance, relations, json_table)
     shape = grammar.shape()
     if shape in DULL and grammar.odds(0.6):
         shape = "rows"
@@ -65,9 +67,10 @@ def random_query(chance: random.Random, relations: Sequence[Relation], depth: in
 class Grammar(Expressions):
     """Makes queries: the clauses, and what may stand in FROM."""
 
-    def __init__(self, chance: random.Random, relations: Sequence[Relation]) -> None:
+    def __init__(self, chance: random.Random, relations: Sequence[Relation], json_table: bool) -> None:
         super().__init__(chance)
         self.relations = list(relations)
+        self.json_table = json_table
         self.common: list[Relation] = []  # the queries of WITH that can be seen
 
     def shape(self) -> str:
@@ -446,7 +449,13 @@ class Grammar(Expressions):
         columns = tuple(
             Column(f"{alias}.{name}", kind, stored=relation.stored) for name, kind in relation.columns.items()
         )
-        return f"{relation.name} AS {alias}", Scope(columns, outer, keyed=bool(relation.key))
+        return f"{relation.name} AS {alias}", Scope(
+            columns + self._row(alias), outer, keyed=bool(relation.key)
+        )
+
+    def _row(self, alias: str) -> tuple[Column, ...]:
+        """At times the row as a whole is a value, too."""
+        return (Column(alias, "row"),) if self.odds(0.06) else ()
 
     def _derived(self, alias: str, depth: int, outer: tuple[Column, ...]) -> tuple[str, Scope]:
         self.tag("derived table")
@@ -455,7 +464,7 @@ class Grammar(Expressions):
 
     def _shown(self, alias: str, kinds: Iterable[str], outer: tuple[Column, ...]) -> Scope:
         columns = tuple(Column(f"{alias}.o{number}", kind) for number, kind in enumerate(kinds))
-        return Scope(columns, outer, size=20)
+        return Scope(columns + self._row(alias), outer, size=20)
 
     def _join(self, left: str, scope: Scope, depth: int) -> tuple[str, Scope]:
         """What stands there, joined with one more relation."""
@@ -508,6 +517,10 @@ class Grammar(Expressions):
             kinds = ("int", *self.kinds(1))
             item = f"LATERAL ({self.body(kinds, depth - 1, scope.further_in)}) AS {alias}"
             mine = self._shown(alias, kinds, ())
+        elif self.json_table and self.odds(0.3):
+            self.tag("JSON_TABLE")
+            item, numbered = self._json_table(alias, self.column("list", plain)), True
+            mine = self._shown(alias, ("int", "int", "text"), ())
         else:
             self.tag("LATERAL function")
             kind, call = self.pick(
@@ -530,6 +543,18 @@ class Grammar(Expressions):
             self.tag("LEFT JOIN LATERAL")
             return f"{left} LEFT JOIN {item} ON true", both
         return f"{left} CROSS JOIN {item}", both
+
+    def _json_table(self, alias: str, given: str) -> str:
+        """A JSON_TABLE of three columns o0, o1, o2, the first of which counts its rows."""
+        nested = "NESTED PATH '$' COLUMNS (o2 text PATH '$.type()')"
+        columns = self.pick(
+            (
+                "o1 int PATH '$', o2 text PATH '$' DEFAULT 'none' ON EMPTY",
+                f"o1 int PATH '$ ? (@ > 1)', {nested}",
+                "o1 int PATH '$.a' DEFAULT -1 ON EMPTY NULL ON ERROR, o2 text FORMAT JSON PATH '$'",
+            )
+        )
+        return f"JSON_TABLE({given}, '$[*]' COLUMNS (o0 FOR ORDINALITY, {columns})) AS {alias}"
 
     def _merging(self, outer: tuple[Column, ...], joined: int) -> tuple[str, Scope]:
         """Tables joined by the names of their columns."""

@@ -96,13 +96,16 @@ class Round:
     def draw(seed: int, conn: psycopg.Connection) -> Round:
         """Chosen by trial, for most random queries give nothing, or the same whatever is written."""
         chance = random.Random(seed)
+        json_table = conn.info.server_version >= 170000
         steps = [[tables.transaction(chance) for _ in range(chance.choice((1, 1, 2)))] for _ in range(STEPS)]
         drawn = Round(seed, tables.load(chance), {}, {}, steps)
         with conn.transaction(force_rollback=True):
             run(conn, drawn.load)
             relations = [*tables.TABLES, *tables.TABLES]
             for name, depth in SOURCES.items():
-                trials = [random_query(chance, relations, depth) for _ in range(TRIALS)]
+                trials = [
+                    random_query(chance, relations, depth, json_table=json_table) for _ in range(TRIALS)
+                ]
                 query = max(trials, key=lambda each: result(conn, each).size)
                 conn.execute(f"CREATE VIEW {name} AS {query.text}")
                 if name.startswith("r"):
@@ -113,7 +116,8 @@ class Round:
                     tag = "stream table as source"
                 relations.append(query.relation(name, tag, stored=name.startswith("s")))
             candidates = [
-                random_query(chance, relations, chance.choice(DEPTHS)) for _ in range(TRIALS * QUERIES)
+                random_query(chance, relations, chance.choice(DEPTHS), json_table=json_table)
+                for _ in range(TRIALS * QUERIES)
             ]
             lively = sorted(candidates, key=lively_first(conn, candidates, steps))
         drawn.stream_tables.update({f"q{number}": query for number, query in enumerate(lively[:QUERIES])})
