@@ -52,6 +52,7 @@ from psycopg import sql
 
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
+from headwater.db.work import identify_by_row
 from headwater.plan.operators import Source, SourceColumn
 
 CHANGES = "headwater_changes"
@@ -82,6 +83,7 @@ def create_change_table(connection: Connection, relation: int) -> None:
             "CREATE TABLE {} (xid xid8 NOT NULL, node integer NOT NULL DEFAULT 0, w integer NOT NULL)"
         ).format(table)
     )
+    identify_by_row(connection, table)
     connection.execute(
         sql.SQL("CREATE INDEX ON {} USING brin ({}) WITH (autosummarize = on)").format(
             table, sql.SQL(XID_NUMBER)

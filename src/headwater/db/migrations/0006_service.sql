@@ -78,3 +78,7 @@ CREATE UNLOGGED TABLE headwater.scheduler (
     plan_cache_misses bigint NOT NULL,
     draining          boolean NOT NULL
 );
+
+-- A publication of all tables refuses deletions from a table without a key, unless whole rows stand for it.
+ALTER TABLE headwater.lost_change REPLICA IDENTITY FULL;
+ALTER TABLE headwater.lineage REPLICA IDENTITY FULL;
