@@ -311,12 +311,7 @@ class Headwater:
 
     def _given(self) -> builtins.list[tuple[str, Mapping[str, str]]]:
         """The settings that do not come from the database."""
-        environment = {
-            name: os.environ[variable]
-            for name in config.RULES
-            if (variable := f"HEADWATER_{name.upper()}") in os.environ
-        }
-        return [("flag", self._overrides), ("environment", environment)]
+        return [("flag", self._overrides), ("environment", config.from_environment(os.environ))]
 
     def _sweep(self, *, now: bool = False) -> None:
         """Clears away what dead processes left: at the start and then once a minute, or now."""

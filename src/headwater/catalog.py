@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Literal
@@ -173,7 +174,7 @@ def dropped_part(stream_table: StreamTable, sources: list[CatalogSource]) -> str
 
 @dataclass(frozen=True)
 class Closure:
-    """A stream table with those it reads, directly or not, each after what it reads."""
+    """Stream tables that are refreshed together, each after what it reads of the others."""
 
     order: tuple[int, ...]
     sources: dict[int, list[CatalogSource]]
@@ -204,6 +205,11 @@ def closure(connection: Connection, stream_table_id: int) -> Closure:
     edges = _edges(connection)
     order = _ordered(_reachable(stream_table_id, edges), edges)
     return Closure(tuple(order), _sources(connection, order))
+
+
+def together(connection: Connection, members: Sequence[int]) -> Closure:
+    """These alone, in this order: what else they read is taken as it is."""
+    return Closure(tuple(members), _sources(connection, list(members)))
 
 
 def upstream_of(connection: Connection, stream_table_id: int) -> set[int]:

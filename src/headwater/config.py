@@ -160,6 +160,16 @@ RULES: dict[str, _Rule] = {
 PREFIX = "headwater."
 
 
+def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings that environment variables give, such as HEADWATER_MAX_BUFFER_ROWS.
+
+    >>> from_environment({"HEADWATER_LOCK_ATTEMPTS": "3", "HOME": "/root"})
+    {'lock_attempts': '3'}
+    """
+    variables = {name: f"HEADWATER_{name.upper()}" for name in RULES}
+    return {name: environment[variable] for name, variable in variables.items() if variable in environment}
+
+
 def storable(text: str) -> bool:
     """Whether PostgreSQL can store a text: not NUL, nor a surrogate, which is no character.
 

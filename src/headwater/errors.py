@@ -102,6 +102,10 @@ class RefreshCancelled(RefreshFailed):
     """A refresh was ended by `headwater cancel` or by statement_timeout; nothing of it was applied."""
 
 
+class ClaimLost(RefreshFailed):
+    """Another worker was given the refresh meanwhile; nothing of this one was applied."""
+
+
 class NotRunning(HeadwaterError):
     """There is no refresh that could be cancelled."""
 

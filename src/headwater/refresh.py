@@ -7,7 +7,8 @@
 5. In a transaction of its own, delete the change rows that nobody needs any more.
 
 A stream table that reads other stream tables is refreshed together with them, in the order of the graph, in
-one transaction at one snapshot, so a diamond is never seen with one side ahead of the other.
+one transaction at one snapshot, so a diamond is never seen with one side ahead of the other. A scheduler,
+which knows where paths meet, refreshes fewer at a time (`refresh_together`): those outside stay as they are.
 
 Two refreshes of one stream table at once: the second waits at the row lock and then fails with 40001, for
 the row changed after its snapshot; `retried` runs it again, and it finds little or nothing left to do.
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 import psycopg
 from psycopg import sql
@@ -27,7 +28,7 @@ from headwater import catalog, history
 from headwater.advice import is_slow, want_of_index
 from headwater.apply import storage, succession
 from headwater.apply.merge import Applied, Target, emit_difference
-from headwater.capture import buffers, consumers
+from headwater.capture import buffers, consumers, marks
 from headwater.capture.registry import lost_reason, partitions_moved
 from headwater.catalog import CatalogSource, Closure, EngineName, StreamTable
 from headwater.clock import Phases
@@ -48,6 +49,7 @@ from headwater.engine.base import Engines, Inexact
 from headwater.engine.dispatch import Action, Decision, Dispatch
 from headwater.engine.postgres import PostgresEngine, in_postgres
 from headwater.errors import (
+    ClaimLost,
     DriftDetected,
     EngineFailed,
     EngineUnavailable,
@@ -88,6 +90,37 @@ class _Choice:
     release: bool = False  # nothing to do, but moving the frontier lets consumed change rows go
 
 
+class Claim(Protocol):
+    """The right to refresh, where others may take it away meanwhile (I4)."""
+
+    def hold(self, connection: Connection) -> None:
+        """Called when the transaction has its snapshot; raises if another has the right."""
+
+    def check(self, connection: Connection) -> None:
+        """Called last before the commit; raises if the right was taken away."""
+
+
+class MemberFailed(Exception):
+    """A refresh of several stream tables failed, at this one; nothing of it was applied."""
+
+    def __init__(self, stream_table: StreamTable, error: HeadwaterError) -> None:
+        super().__init__(str(error))
+        self.stream_table = stream_table
+        self.error = error
+
+    @property
+    def remedied_by_recomputing(self) -> str | None:
+        """The reason to recompute, if that can help."""
+        if isinstance(self.error, DriftDetected):
+            return f"{self.error.message}: {self.error.detail}"
+        if (getattr(self.error.__cause__, "sqlstate", None) or "").startswith(
+            (DATA_EXCEPTION, *DOMAIN_VIOLATIONS)
+        ):
+            # A term may join a new row with an old one that were never there together, and divide by zero.
+            return f"its delta met an error that the query itself need not meet: {self.error.message}"
+        return None
+
+
 DATA_EXCEPTION = "22"
 DOMAIN_VIOLATIONS = ("23502", "23514")
 """A domain was given a constraint that rows which were there before need not meet."""
@@ -122,27 +155,6 @@ class _Done(NamedTuple):
     lost: Sequence[str] = ()  # what users had put on storage and new storage could not have
 
 
-class _Failed(Exception):
-    """A refresh of a closure failed, at this stream table, with this error."""
-
-    def __init__(self, stream_table: StreamTable, error: HeadwaterError) -> None:
-        super().__init__(str(error))
-        self.stream_table = stream_table
-        self.error = error
-
-    @property
-    def remedied_by_recomputing(self) -> str | None:
-        """The reason to recompute, if that can help."""
-        if isinstance(self.error, DriftDetected):
-            return f"{self.error.message}: {self.error.detail}"
-        if (getattr(self.error.__cause__, "sqlstate", None) or "").startswith(
-            (DATA_EXCEPTION, *DOMAIN_VIOLATIONS)
-        ):
-            # A term may join a new row with an old one that were never there together, and divide by zero.
-            return f"its delta met an error that the query itself need not meet: {self.error.message}"
-        return None
-
-
 class Refresher:
     """Refreshes stream tables over one connection."""
 
@@ -165,25 +177,49 @@ class Refresher:
 
     def refresh(self, stream_table: StreamTable, request: Request) -> list[Outcome]:
         """Refreshes a stream table and those it reads; outcomes in the order of the graph."""
+        try:
+            return self._refresh(
+                stream_table, lambda: catalog.closure(self._connection, stream_table.id), request
+            )
+        except MemberFailed as failed:
+            raise failed.error from failed.error.__cause__
+
+    def refresh_together(self, members: Sequence[int], claim: Claim | None = None) -> list[Outcome]:
+        """Refreshes these stream tables and no others, each after what it reads of them.
+
+        Raises MemberFailed. Nobody must be able to see them disagree with what they read otherwise: where two
+        paths lead to one stream table from one source, all that lies between must be among them.
+        """
+        last = catalog.stream_table(self._connection, members[-1])
+        return self._refresh(last, lambda: catalog.together(self._connection, members), Request(), claim)
+
+    def _refresh(
+        self,
+        stream_table: StreamTable,
+        find: Callable[[], Closure],
+        request: Request,
+        claim: Claim | None = None,
+    ) -> list[Outcome]:
+        """Refreshes what is found, at its end the stream table that the request is for."""
         label, started = stream_table.label, Phases()
         while True:
             try:
                 outcomes = retried(
-                    lambda: self._attempt(stream_table.id, request),
+                    lambda: self._attempt(stream_table.id, find, request, claim),
                     what=f"refresh of {label}",
                     attempts=self._settings.lock_attempts,
                 )
                 break
-            except _Failed as failed:
+            except MemberFailed as failed:
                 reason = failed.remedied_by_recomputing
                 if reason is not None and failed.stream_table.rebuild_reason is None:
                     self._distrust(failed.stream_table, reason)
                     continue
                 self._record_failure(failed, started)
-                raise failed.error from failed.error.__cause__
+                raise
             except KeyboardInterrupt:
                 interrupted = RefreshCancelled(f"refresh of {label} was interrupted")
-                self._record_failure(_Failed(stream_table, interrupted), started)
+                self._record_failure(MemberFailed(stream_table, interrupted), started)
                 raise
             except (psycopg.Error, HeadwaterError) as error:
                 failure = (
@@ -192,8 +228,10 @@ class Refresher:
                     else error
                 )
                 failure.__cause__ = error if isinstance(error, psycopg.Error) else error.__cause__
-                self._record_failure(_Failed(stream_table, failure), started)
-                raise failure from failure.__cause__
+                whole = MemberFailed(stream_table, failure)
+                if not isinstance(failure, ClaimLost):  # whoever has it now makes the record
+                    self._record_failure(whole, started)
+                raise whole from failure.__cause__
         self._clean(outcomes)
         return outcomes
 
@@ -203,7 +241,7 @@ class Refresher:
             return self._refresh_members(
                 stream_table_id, catalog.closure(self._connection, stream_table_id), request
             )
-        except _Failed as failed:
+        except MemberFailed as failed:
             raise failed.error from failed.error.__cause__
 
     def name_transaction(self, stream_table_id: int) -> None:
@@ -227,9 +265,11 @@ class Refresher:
                 prepare=False,
             )
 
-    def _attempt(self, stream_table_id: int, request: Request) -> list[Outcome]:
+    def _attempt(
+        self, stream_table_id: int, find: Callable[[], Closure], request: Request, claim: Claim | None
+    ) -> list[Outcome]:
         connection = self._connection
-        closure = self.adopt(stream_table_id)
+        closure = self._adopt(find)
         for member in catalog.stream_tables(connection, list(closure.order)):
             if member.mode == "differential" and member.frontier is None:
                 # Protects the change rows from here on until the rebuild has its own snapshot.
@@ -240,12 +280,17 @@ class Refresher:
                 self.name_transaction(stream_table_id)
                 self.lock_tables(closure)
                 install.hold_version(connection)
-                if catalog.closure(connection, stream_table_id).sources != closure.sources:
+                if claim is not None:
+                    claim.hold(connection)
+                if find().sources != closure.sources:
                     # What was locked, before the snapshot was taken, is not what its query reads by now.
                     raise psycopg.errors.SerializationFailure("what it reads was changed in the meantime")
-                return self._refresh_members(stream_table_id, closure, request)
-        except (_Failed, psycopg.Error) as error:
-            cause = error.error.__cause__ if isinstance(error, _Failed) else error
+                outcomes = self._refresh_members(stream_table_id, closure, request)
+                if claim is not None:
+                    claim.check(connection)
+                return outcomes
+        except (MemberFailed, psycopg.Error) as error:
+            cause = error.error.__cause__ if isinstance(error, MemberFailed) else error
             if getattr(cause, "sqlstate", None) in MOVED and outdated(connection, closure.order):
                 # Renaming a schema waits for nobody. What is locked later than the plan is made, neither.
                 raise psycopg.errors.SerializationFailure("what it reads was renamed meanwhile") from error
@@ -253,9 +298,12 @@ class Refresher:
 
     def adopt(self, stream_table_id: int) -> Closure:
         """Registers what changed under a stream table and those it reads; which these are now."""
-        closure, adopted = catalog.closure(self._connection, stream_table_id), list[tuple[str, int]]()
+        return self._adopt(lambda: catalog.closure(self._connection, stream_table_id))
+
+    def _adopt(self, find: Callable[[], Closure]) -> Closure:
+        closure, adopted = find(), list[tuple[str, int]]()
         while (found := bring_up_to_date(self._connection, self._reader, closure.order)) and found != adopted:
-            adopted, closure = found, catalog.closure(self._connection, stream_table_id)  # it may read more
+            adopted, closure = found, find()  # it may read more
         return closure
 
     def _refresh_members(self, stream_table_id: int, closure: Closure, request: Request) -> list[Outcome]:
@@ -272,13 +320,13 @@ class Refresher:
             try:
                 outcomes.append(self._refresh_one(by_id[member], closure.sources[member], wanted))
             except HeadwaterError as error:
-                raise _Failed(by_id[member], error) from error
+                raise MemberFailed(by_id[member], error) from error
             except psycopg.Error as error:
                 if error.sqlstate in RETRYABLE:
                     raise
                 failure = translated(error, f"refresh of {by_id[member].label}", RefreshFailed)
                 failure.__cause__ = error
-                raise _Failed(by_id[member], failure) from error
+                raise MemberFailed(by_id[member], failure) from error
         return outcomes
 
     def _refresh_one(
@@ -325,6 +373,8 @@ class Refresher:
             outcome = replace(outcome, action="recompute", mode="full", reason=reason)
         if applied != Applied() and stream_table.relation is not None:
             self._written.add(stream_table.relation)
+            if target.change_table is not None:
+                marks.mark(connection, stream_table.id)
         outcome = replace(
             outcome,
             engine=decision.engine,
@@ -550,6 +600,8 @@ class Refresher:
         self._connection.execute(
             query("catalog", "set_active"), {"id": stream_table.id, "relation": relation}
         )
+        if target.change_table is not None:
+            marks.mark(self._connection, stream_table.id)
         return lost
 
     def _give_way_to_waiting(self) -> None:
@@ -684,7 +736,7 @@ class Refresher:
             query("catalog", "set_rebuild_reason"), {"id": stream_table_id, "reason": reason}
         )
 
-    def _record_failure(self, failed: _Failed, started: Phases) -> None:
+    def _record_failure(self, failed: MemberFailed, started: Phases) -> None:
         """Leaves nothing of a failed refresh but the record of it, over another connection if need be."""
         try:
             if not self._connection.closed:
@@ -696,7 +748,7 @@ class Refresher:
         with suppress(psycopg.Error, HeadwaterError), self._dispatch.another_connection() as another:
             self._record_failure_over(another, failed, started)
 
-    def _record_failure_over(self, connection: Connection, failed: _Failed, started: Phases) -> None:
+    def _record_failure_over(self, connection: Connection, failed: MemberFailed, started: Phases) -> None:
         stream_table, decision = failed.stream_table, self._decisions.get(failed.stream_table.id)
         if self._left_database:
             self._dispatch.sweep(connection)
@@ -740,6 +792,7 @@ class Refresher:
                 buffers.give_up_laggards(self._connection, captured, self._settings.max_buffer_rows)
                 drop_unused(self._connection, [outcome.stream_table_id for outcome in outcomes])
                 if any((outcome.history_id or 0) % HISTORY_CLEANING_INTERVAL == 1 for outcome in moved):
+                    marks.forget(self._connection)
                     history.forget(self._connection, self._settings.history_retention)
             retired = storage.with_retired(self._connection, [outcome.stream_table_id for outcome in moved])
             for stream_table in catalog.stream_tables(self._connection, retired) if retired else ():

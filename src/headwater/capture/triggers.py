@@ -37,6 +37,8 @@ such rows into the transition tables of a DELETE and an INSERT, whose triggers d
 has no such action. So a partitioned table has a fifth trigger, which fires when an update names a column
 that decides on the partition, and leaves the mark of a TRUNCATE if that was, or may have been, a MERGE.
 
+Each statement also leaves a mark that the source changed (`capture/marks.py`), by which a scheduler finds it.
+
 After a restore from a dump, functions and change tables bear the numbers of tables of another database. A
 function that is called for a table other than its own does nothing, so that no write fails; that the
 database was restored is seen otherwise (`db/install.py`), and nothing is refreshed until it is repaired.
@@ -290,6 +292,9 @@ class _Layout:
     schema: int  # oid of the schema of the change tables
     table: int  # oid of the change table
     lost: int  # oid of headwater.lost_change
+    catalog: int  # oid of the schema of the catalog
+    marks: int  # oid of the table of marks
+    mark: int  # oid of the function that leaves one
     targets: list[str]  # the columns of the change table
     live: list[int]  # numbers of the source's columns
     widest: int | None  # bytes that its columns take at most in a change row; None if there is no limit
@@ -362,8 +367,14 @@ BEGIN
                 ELSE {updated}
             END CASE;
         END IF;
+        PERFORM headwater.mark_changed({relation});
         RETURN NULL;
     END IF;
+    BEGIN
+        PERFORM headwater.mark_changed({relation});
+    EXCEPTION WHEN OTHERS THEN
+        -- A scheduler looks at every source from time to time, marked or not.
+    END;
     BEGIN
         IF TG_NARGS > 0 OR TG_OP = 'TRUNCATE' OR {moved} THEN
             EXECUTE {mark};
@@ -464,6 +475,11 @@ def _intact(
         ),
         sql.SQL("has_table_privilege({}::oid, 'INSERT')").format(table),
         sql.SQL("has_table_privilege({}::oid, 'SELECT') IS NOT NULL").format(sql.Literal(layout.guard)),
+        sql.SQL("has_schema_privilege({}::oid, 'USAGE')").format(sql.Literal(layout.catalog)),
+        sql.SQL("to_regclass('headwater.changed_source') = {}::oid").format(sql.Literal(layout.marks)),
+        sql.SQL("has_table_privilege({}::oid, 'INSERT')").format(sql.Literal(layout.marks)),
+        sql.SQL("to_regproc('headwater.mark_changed') = {}::oid").format(sql.Literal(layout.mark)),
+        sql.SQL("has_function_privilege({}::oid, 'EXECUTE')").format(sql.Literal(layout.mark)),
     ]
     if layout.partitioned:
         conditions += [

@@ -2,14 +2,14 @@
 
 -- Since no service looked, something wrote to these sources; a row for each statement, for a row that all update would
 -- have them wait for each other. Lost with a crash, after which the scheduler looks at everything once.
-CREATE UNLOGGED TABLE headwater_changes.changed (
+CREATE UNLOGGED TABLE headwater.changed_source (
     relation oid NOT NULL
 );
 
 -- Called by whatever adds rows to a change table. `event_driven_wake` replaces it by one that notifies, too.
-CREATE FUNCTION headwater_changes.mark_changed(relation oid) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION headwater.mark_changed(relation oid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO headwater_changes.changed VALUES (relation);
+    INSERT INTO headwater.changed_source VALUES (relation);
 END
 $$;
 

@@ -105,10 +105,12 @@ SELECT to_regclass(format('headwater_changes.%%I', s.change_table)) IS NOT NULL,
 FROM headwater.source s WHERE s.id = %(id)s
 
 -- name: capture_layout
--- What a capture function is made for: the oids of the schema of change tables, of the change table and of the
--- table of lost changes; the columns of the change table; the source's columns; and how many bytes a change row
+-- What a capture function is made for: the oids of the schema of change tables, of the change table, of the
+-- table of lost changes, of the catalog's schema, the table of marks and of the function that leaves them; the columns of the change table; the source's columns; and how many bytes a change row
 -- takes at most when all that can be stored elsewhere is, none if some cannot.
 SELECT n.oid, c.oid, 'headwater.lost_change'::regclass::oid,
+       'headwater'::regnamespace::oid, 'headwater.changed_source'::regclass::oid,
+       'headwater.mark_changed'::regproc::oid,
        array(SELECT attname::text FROM pg_attribute
              WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum),
        array(SELECT attnum::int FROM pg_attribute
@@ -324,12 +326,16 @@ DELETE FROM headwater.source WHERE stream_table_id = %(id)s
 -- name: forget_capture
 WITH gone AS (DELETE FROM headwater.source_column WHERE source_id = %(id)s),
      found AS (DELETE FROM headwater.lost_change l USING headwater.source s
-               WHERE s.id = %(id)s AND l.relation = s.relation)
+               WHERE s.id = %(id)s AND l.relation = s.relation),
+     marks AS (DELETE FROM headwater.changed_source m USING headwater.source s
+               WHERE s.id = %(id)s AND m.relation = s.relation)
 UPDATE headwater.source SET change_table = NULL, capture_signature = NULL WHERE id = %(id)s
 
 -- name: forget_own_capture
 WITH gone AS (DELETE FROM headwater.source_column c USING headwater.source s
-              WHERE s.id = c.source_id AND s.stream_table_id = %(id)s)
+              WHERE s.id = c.source_id AND s.stream_table_id = %(id)s),
+     marks AS (DELETE FROM headwater.changed_source m USING headwater.source s
+               WHERE s.stream_table_id = %(id)s AND m.relation = s.relation)
 UPDATE headwater.source SET change_table = NULL WHERE stream_table_id = %(id)s
 
 -- name: set_frontier
