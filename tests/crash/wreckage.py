@@ -29,11 +29,9 @@ ORPHANS = {
                           AND relname ~ ('^st_' || st.id || '(_kept_\w+|_until_\d+)?$'))""",
     "change table": """
         SELECT relname FROM pg_class WHERE relnamespace = 'headwater_changes'::regnamespace AND relkind = 'r'
-        AND relname <> 'changed'
         AND relname NOT IN (SELECT change_table FROM headwater.source WHERE change_table IS NOT NULL)""",
     "capture function": """
         SELECT proname FROM pg_proc WHERE pronamespace = 'headwater_changes'::regnamespace
-        AND proname <> 'mark_changed'
         AND NOT EXISTS (SELECT FROM headwater.source s
                         WHERE proname = 'capture_' || s.relation AND s.change_table IS NOT NULL)""",
     "trigger": """
