@@ -156,7 +156,7 @@ def install_function(connection: Connection, source: Source, columns: Sequence[S
     members = _members(connection, source.relation)
     partitioned = members[0].partitioned
     listed = sql.Literal("{" + ",".join(str(oid) for oid in sorted(member.oid for member in members)) + "}")
-    moved = _partitions_moved(source.relation, listed) if partitioned else sql.SQL("false")
+    look = _look(source.relation, listed) if partitioned else sql.SQL("\n    moved := TG_OP = 'TRUNCATE';")
     guard = _install_guard(connection, source, columns)
     row = one(
         connection,
@@ -164,7 +164,7 @@ def install_function(connection: Connection, source: Source, columns: Sequence[S
         {"relation": source.relation, "schema": CHANGES, "table": change_table(source.relation)},
     )
     layout = _Layout(partitioned, listed, guard, *row)
-    connection.execute(_function(name, source, columns, moved, layout))
+    connection.execute(_function(name, source, columns, look, layout))
     if partitioned:  # by which others see what it captures
         connection.execute(sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, listed))
 
@@ -250,22 +250,36 @@ def _partition_columns(connection: Connection, members: Sequence[int]) -> sql.Co
     return sql.SQL(" OF {}").format(sql.SQL(", ").join(sql.Identifier(name) for (name,) in rows))
 
 
-def _partitions_moved(relation: int, members: sql.Literal) -> sql.Composed:
-    """A condition: the partitions are others than these.
+def _look(relation: int, members: sql.Literal) -> sql.Composed:
+    """Statements that find out whether the partitions are others than these.
 
     What a writer with an old snapshot reads in the catalog is old, too, so it asks the function that looks at
-    the present. Others do not, for it locks each partition.
+    the present. That locks each partition, also those that the writer has nothing to do with. Waiting for
+    one, or keeping it, could make a deadlock of two users who would have had none. So it does not wait, and
+    the locks go with the subtransaction, which is always rolled back.
     """
     return sql.SQL(
-        """(CASE current_setting('transaction_isolation') WHEN 'read committed' THEN (
+        """
+    IF TG_NARGS > 0 OR TG_OP = 'TRUNCATE' THEN
+        moved := true;
+    ELSIF current_setting('transaction_isolation') = 'read committed' THEN
+        moved := (
             WITH RECURSIVE tree(relid) AS (
                 SELECT {relation}::oid
               UNION ALL
                 SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tree ON i.inhparent = tree.relid
                 WHERE NOT i.inhdetachpending
-            ) SELECT array_agg(relid ORDER BY relid) FROM tree)
-        ELSE (SELECT array_agg(relid::oid ORDER BY relid::oid) FROM pg_catalog.pg_partition_tree({relation}))
-        END) IS DISTINCT FROM {members}::oid[]"""
+            ) SELECT array_agg(relid ORDER BY relid) FROM tree) IS DISTINCT FROM {members}::oid[];
+    ELSE
+        moved := true;
+        BEGIN
+            PERFORM set_config('lock_timeout', '1ms', true);
+            moved := (SELECT array_agg(relid::oid ORDER BY relid::oid)
+                      FROM pg_catalog.pg_partition_tree({relation})) IS DISTINCT FROM {members}::oid[];
+            RAISE SQLSTATE 'HW000';
+        EXCEPTION WHEN lock_not_available OR SQLSTATE 'HW000' THEN
+        END;
+    END IF;"""
     ).format(relation=sql.Literal(relation), members=members)
 
 
@@ -304,7 +318,7 @@ def _function(
     name: sql.Identifier,
     source: Source,
     columns: Sequence[SourceColumn],
-    moved: sql.Composable,
+    look: sql.Composable,
     layout: _Layout,
 ) -> sql.Composed:
     table = sql.Identifier(CHANGES, change_table(source.relation))
@@ -344,6 +358,7 @@ DECLARE
     failure text;
     stack text;
     caller text;
+    moved boolean;
 BEGIN
     IF TG_RELID <> ALL ({members}::oid[]) THEN
         RETURN NULL;
@@ -356,9 +371,9 @@ BEGIN
             OR caller !~* E'\\\\mupdate\\\\M') IS NOT TRUE THEN
             RETURN NULL;
         END IF;
-    END IF;
+    END IF;{look}
     IF {intact} THEN
-        IF TG_NARGS > 0 OR TG_OP = 'TRUNCATE' OR {moved} THEN
+        IF moved THEN
             {marked}
         ELSE
             CASE TG_OP
@@ -376,7 +391,7 @@ BEGIN
         -- A scheduler looks at every source from time to time, marked or not.
     END;
     BEGIN
-        IF TG_NARGS > 0 OR TG_OP = 'TRUNCATE' OR {moved} THEN
+        IF moved THEN
             EXECUTE {mark};
             RETURN NULL;
         END IF;
@@ -415,7 +430,7 @@ END
         members=layout.members,
         names=_names(source.relation, columns),
         intact=_intact(source, columns, layout, before),
-        moved=moved,
+        look=look,
         marked=insert(selected(0, {})),
         mark=sql.SQL(
             "format('INSERT INTO %s (xid, w) VALUES (pg_current_xact_id(), 0)', {}::oid::regclass)"
