@@ -86,6 +86,11 @@ def create_change_table(connection: Connection, relation: int) -> None:
         ).format(table)
     )
     identify_by_row(connection, table)
+    create_index(connection, table)
+
+
+def create_index(connection: Connection, table: sql.Identifier) -> None:
+    """The index on a change table."""
     connection.execute(
         sql.SQL("CREATE INDEX ON {} USING brin ({}) WITH (autosummarize = on)").format(
             table, sql.SQL(XID_NUMBER)
@@ -154,19 +159,48 @@ def install_function(connection: Connection, source: Source, columns: Sequence[S
     """(Re)creates the capture function for these columns, and their guard."""
     name = sql.Identifier(CHANGES, f"capture_{source.relation}")
     members = _members(connection, source.relation)
-    partitioned = members[0].partitioned
-    listed = sql.Literal("{" + ",".join(str(oid) for oid in sorted(member.oid for member in members)) + "}")
-    look = _look(source.relation, listed) if partitioned else sql.SQL("\n    moved := TG_OP = 'TRUNCATE';")
     guard = _install_guard(connection, source, columns)
+    connection.execute(
+        sql.SQL(
+            "CREATE OR REPLACE FUNCTION {}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
+            " SET search_path = pg_catalog, pg_temp AS {}"
+        ).format(name, sql.Literal(_body(connection, source, columns, members, guard)))
+    )
+    if members[0].partitioned:  # by which others see what it captures
+        connection.execute(sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, _listed_oids(members)))
+
+
+def is_current(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> bool:
+    """Whether the capture function of a source is what this version would make for these columns."""
+    guard, text = one(connection, query("catalog", "capture_function"), {"relation": source.relation})
+    members = _members(connection, source.relation)
+    return guard is not None and text == _body(connection, source, columns, members, guard)
+
+
+def _body(
+    connection: Connection,
+    source: Source,
+    columns: Sequence[SourceColumn],
+    members: Sequence[_Member],
+    guard: int,
+) -> str:
+    """The text of a capture function."""
     row = one(
         connection,
         query("catalog", "capture_layout"),
         {"relation": source.relation, "schema": CHANGES, "table": change_table(source.relation)},
     )
-    layout = _Layout(partitioned, listed, guard, *row)
-    connection.execute(_function(name, source, columns, look, layout))
-    if partitioned:  # by which others see what it captures
-        connection.execute(sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, listed))
+    layout = _Layout(members[0].partitioned, _listed_oids(members), guard, *row)
+    look = (
+        _look(source.relation, layout.members)
+        if layout.partitioned
+        else sql.SQL("\n    moved := TG_OP = 'TRUNCATE';")
+    )
+    return _function(source, columns, look, layout).as_string()
+
+
+def _listed_oids(members: Sequence[_Member]) -> sql.Literal:
+    return sql.Literal("{" + ",".join(str(oid) for oid in sorted(member.oid for member in members)) + "}")
 
 
 def _install_guard(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> int:
@@ -315,11 +349,7 @@ class _Layout:
 
 
 def _function(
-    name: sql.Identifier,
-    source: Source,
-    columns: Sequence[SourceColumn],
-    look: sql.Composable,
-    layout: _Layout,
+    source: Source, columns: Sequence[SourceColumn], look: sql.Composable, layout: _Layout
 ) -> sql.Composed:
     table = sql.Identifier(CHANGES, change_table(source.relation))
 
@@ -350,7 +380,7 @@ def _function(
             selected(weight, dict(values)), sql.SQL(transition), aliases
         )
 
-    body = sql.SQL(
+    return sql.SQL(
         """
 DECLARE
     columns text;
@@ -445,10 +475,6 @@ END
         deleted=insert(rows(-1, "old_rows")),
         updated=insert(rows(-1, "old_rows"), rows(1, "new_rows")),
     )
-    return sql.SQL(
-        "CREATE OR REPLACE FUNCTION {}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
-        " SET search_path = pg_catalog, pg_temp AS {}"
-    ).format(name, sql.Literal(body.as_string()))
 
 
 def _names(relation: int, columns: Sequence[SourceColumn]) -> sql.Composed:
