@@ -15,6 +15,7 @@ from tests.integration.support import (
     value,
     wait_until_blocked,
 )
+from tests.statements import watched
 
 from headwater import Headwater, catalog
 from headwater.config import Settings
@@ -208,6 +209,40 @@ def test_a_writer_has_to_do_with_no_partition_but_its_own(
         writer.execute("INSERT INTO sales VALUES (51, 'a', 5)")
         assert value(writer, "SHOW lock_timeout") == value(conn, "SHOW lock_timeout")
     assert refresh(hw, "st").action == "delta"
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["nothing else waits", "changes wait, too"])
+def test_a_partition_that_waits_for_a_refresh_is_no_drift(
+    hw: Headwater, conn: Connection, waiting: bool
+) -> None:
+    hw.create("st", SUMS)
+    hw.create("above", "SELECT max(s) AS most FROM st")
+    for move in (ATTACH, DETACH):
+        if waiting:
+            conn.execute("UPDATE sales SET price = price + 1 WHERE id = 1")
+        conn.execute(move)
+        for name in ("st", "above"):
+            assert hw.verify(name).equal
+        assert MOVED in hw.verify("st").note
+        assert refresh(hw, "above").action in ("delta", "nothing")
+        assert hw.verify("above").note == ""
+
+
+def test_a_partition_that_is_attached_while_it_is_verified(hw: Headwater, conn: Connection) -> None:
+    hw.create("st", SUMS)
+    attached = False
+
+    def attach(connection: Connection, text: str) -> None:
+        nonlocal attached
+        if not attached and "EXCEPT ALL" in text and connection is hw.connection:
+            attached = True
+            conn.execute(ATTACH)
+
+    with watched(attach):
+        found = hw.verify("st")
+    assert attached
+    assert found.equal
+    assert MOVED in found.note
 
 
 def test_another_reader_does_not_hide_what_moved(hw: Headwater, conn: Connection) -> None:
