@@ -29,6 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 SECTIONS = {
     "Setting up": ("init", "migrate", "repair", "set", "settings", "uninstall", "demo"),
     "Stream tables": ("create", "alter", "drop", "refresh", "cancel"),
+    "Serving": ("serve", "worker"),
     "Measuring": ("bench",),
     "Looking": ("list", "status", "history", "explain", "verify"),
 }

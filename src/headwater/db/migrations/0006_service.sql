@@ -51,6 +51,7 @@ CREATE UNLOGGED TABLE headwater.worker_jobs (
     heartbeat_at     timestamptz,
     finished_at      timestamptz,
     error            text,
+    failed_member    bigint,               -- by whose fault, if it counts for suspending it
     UNIQUE (id, attempt)
 );
 -- Numbers must not come back after a crash: who still works on a job would take another one for it.
@@ -78,3 +79,17 @@ CREATE UNLOGGED TABLE headwater.scheduler (
     plan_cache_misses bigint NOT NULL,
     draining          boolean NOT NULL
 );
+
+-- Tells the scheduler that what it knows of the catalog has changed.
+CREATE FUNCTION headwater.notify_catalog() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_catalog.pg_notify('headwater_catalog', '');
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.stream_table
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.dependency
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.setting
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
