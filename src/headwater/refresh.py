@@ -47,6 +47,7 @@ from headwater.db.work import Recorder, Scratch, drop_unused, prefix_of
 from headwater.definition import Definition, DefinitionReader, definition_oid
 from headwater.engine.base import Engines, Inexact
 from headwater.engine.dispatch import Action, Decision, Dispatch
+from headwater.engine.experience import Prediction, Took
 from headwater.engine.postgres import PostgresEngine, in_postgres
 from headwater.errors import (
     ClaimLost,
@@ -232,6 +233,18 @@ class Refresher:
                 if not isinstance(failure, ClaimLost):  # whoever has it now makes the record
                     self._record_failure(whole, started)
                 raise whole from failure.__cause__
+        for outcome in outcomes:
+            self._dispatch.experience.add(
+                Took(
+                    outcome.stream_table_id,
+                    outcome.action,
+                    outcome.engine,
+                    outcome.engine_reason,
+                    outcome.rows_in,
+                    outcome.duration_ms,
+                    outcome.phases,
+                )
+            )
         self._clean(outcomes)
         return outcomes
 
@@ -379,6 +392,7 @@ class Refresher:
             outcome,
             engine=decision.engine,
             engine_reason=decision.reason,
+            predicted_ms=decision.predicted_ms,
             bytes_in=traffic.bytes_read if traffic and traffic.known else None,
             bytes_out=traffic.bytes_written if traffic else None,
         )
@@ -683,6 +697,14 @@ class Refresher:
             action,
             rows,
         )
+        expected = self._dispatch.experience.predicted_ms(
+            self._connection,
+            work.stream_table.id,
+            full=action != "delta",
+            engine=decision.engine,
+            rows=rows,
+        )
+        decision = replace(decision, predicted_ms=expected)
         self._decisions[work.stream_table.id] = decision
         return decision
 
@@ -695,6 +717,10 @@ class Refresher:
     ) -> tuple[Engines, Decision]:
         """The engines of an ordinary delta, writing down what they would do."""
         return self._dispatch.explained(self._connection, stream_table, definition, plans, recorder)
+
+    def predictions(self, stream_table: StreamTable) -> tuple[Prediction, ...]:
+        """What refreshes of several sizes are expected to take."""
+        return self._dispatch.experience.predictions(self._connection, stream_table.id)
 
     def _computed(
         self, work: _Work, decision: Decision, action: Action, run: Callable[[Engines], Result]

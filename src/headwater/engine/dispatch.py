@@ -19,7 +19,8 @@ from headwater.db.queries import query
 from headwater.db.work import Recorder
 from headwater.definition import Definition, expression_types
 from headwater.engine.base import Engine, Engines
-from headwater.engine.choice import Observation, choose, crossover, dearer_than_full
+from headwater.engine.choice import choose, crossover, dearer_than_full
+from headwater.engine.experience import INSTEAD, Experience
 from headwater.engine.postgres import PostgresEngine, in_postgres
 from headwater.engine.spark.compile import compile_program, full_refusal
 from headwater.engine.spark.encoding import Refused
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 REMEMBERED = 64
 """Programs that are kept; each belongs to a definition as it is."""
 Action = Literal["delta", "recompute", "load"]
-INSTEAD = "instead of Spark"
-"""How the reason of a refresh begins that Spark was to compute and PostgreSQL did."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Decision:
     reason: str
     programs: Mapping[MaintenancePlan, Program] = field(default_factory=dict)  # of what Spark computes
     forced: bool = False  # the user asked for this engine and no other
+    predicted_ms: float | None = None  # what the refresh is expected to take, if there was one like it
 
     def instead(self, reason: str) -> Decision:
         """PostgreSQL, because this did not work out."""
@@ -57,6 +57,7 @@ class Dispatch:
         self._dsn = dsn
         self._progress = progress
         self._programs: dict[tuple[str, MaintenancePlan], Program | Refused] = {}
+        self.experience = Experience()
 
     def decide(
         self,
@@ -89,7 +90,7 @@ class Dispatch:
         )
         verdict = choose(
             rows,
-            self._observations(connection, stream_table),
+            self.experience.deltas(connection, stream_table.id),
             interval_ms=interval,
             spark_runs=spark_runs(),
         )
@@ -97,9 +98,12 @@ class Dispatch:
 
     def dearer_than_full(self, connection: Connection, stream_table: StreamTable, rows: int) -> str | None:
         """Why recomputing costs less than a delta of this many change rows, if it does."""
-        parameters = {"id": stream_table.id, "rows": rows // 2}
-        full, given_up = one(connection, query("engine", "full_cost"), parameters)
-        return dearer_than_full(rows, self._observations(connection, stream_table), full, given_up)
+        seen = self.experience.deltas(connection, stream_table.id)
+        full_ms = self.experience.full_ms(connection, stream_table.id)
+        if dearer_than_full(rows, seen, full_ms) is None:
+            return None
+        values = {"id": stream_table.id, "rows": rows // 2}
+        return dearer_than_full(rows, seen, full_ms, one(connection, query("engine", "given_up"), values)[0])
 
     def _programs_of(
         self, connection: Connection, definition: Definition, plans: Sequence[MaintenancePlan], action: Action
@@ -176,7 +180,9 @@ class Dispatch:
             return partial(
                 _engine_of, decision, connection, Sketch(recorder.note), Phases(), frozenset()
             ), decision
-        return in_postgres, Decision("postgres", crossover(self._observations(connection, stream_table)))
+        return in_postgres, Decision(
+            "postgres", crossover(self.experience.deltas(connection, stream_table.id))
+        )
 
     def another_connection(self) -> Connection:
         """To the same database, as when that of the refresh broke."""
@@ -200,11 +206,6 @@ class Dispatch:
                 f"about {rows:,.0f} rows to read; Spark from spark_min_rows ({settings.spark_min_rows:,})",
             )
         return Decision("spark", f"about {rows:,.0f} rows to read", programs)
-
-    @staticmethod
-    def _observations(connection: Connection, stream_table: StreamTable) -> list[Observation]:
-        rows = connection.execute(query("engine", "observations"), {"id": stream_table.id})
-        return [Observation(*row) for row in rows]
 
 
 def _engine_of(
