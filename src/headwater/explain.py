@@ -61,6 +61,7 @@ class Explanation:
     mode: str
     engine: str
     engine_reason: str
+    schedule: str | None
     reasons: tuple[str, ...]  # why it is not incremental, or why a part of it is not algebraic
     predictions: tuple[Prediction, ...]  # what deltas of several sizes are expected to take
     indexes: tuple[MissingIndex, ...]  # on sources, that would turn scans into look-ups
@@ -109,6 +110,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         mode=mode,
         engine=decision.engine,
         engine_reason=decision.reason,
+        schedule=stream_table.schedule,
         reasons=tuple(reasons),
         predictions=refresher.predictions(stream_table) if mode == "differential" else (),
         indexes=indexes,

@@ -53,7 +53,8 @@ def test_a_fallback_teaches_nothing(dsn: str, hw: Headwater, conn: Connection) -
         "INSERT INTO headwater.refresh (stream_table_id, started_at, finished_at, mode, engine, action,"
         " status, reason, rows_in, engine_reason)"
         " SELECT stream_table_id, now() - interval '1 hour', now(), mode, engine, action, status, reason,"
-        " rows_in, 'instead of Spark: a value' FROM headwater.refresh, generate_series(1, 60) WHERE action = 'delta'"
+        " rows_in, 'instead of Spark: a value' FROM headwater.refresh, generate_series(1, 60)"
+        " WHERE action = 'delta'"
     )
     with Headwater(dsn) as another:
         expected = refreshed(another, conn, 10)
