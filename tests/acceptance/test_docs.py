@@ -187,7 +187,7 @@ def test_reference_names_every_verb_and_option() -> None:
 
 def test_reference_names_every_setting_with_its_default() -> None:
     for setting in fields(config.Settings):
-        assert f"| `{setting.name}` | `{setting.default}` |" in REFERENCE
+        assert f"| `{setting.name}` | `{config.written(setting.default)}` |" in REFERENCE
 
 
 def test_reference_names_every_error() -> None:
