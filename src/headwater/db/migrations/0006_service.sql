@@ -78,3 +78,6 @@ CREATE UNLOGGED TABLE headwater.scheduler (
     plan_cache_misses bigint NOT NULL,
     draining          boolean NOT NULL
 );
+
+-- What is set for this database, by the name that users look for.
+CREATE VIEW headwater.settings AS SELECT name, value, changed_at, changed_by FROM headwater.setting;
