@@ -11,7 +11,7 @@ import pytest
 # Lowest first. A name is a module or package directly under headwater. It may import itself and the layers
 # below, not its neighbours in the same layer.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version"),
+    ("errors", "secrets", "version"),
     ("clock",),
     ("config", "embedded"),
     ("db", "scheduling"),
@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("api",),
     ("spark",),
     ("__init__",),
+    ("service",),
     ("demo", "bench", "web", "orchestrate"),
     ("cli",),
     ("__main__",),

@@ -234,6 +234,7 @@ CREATE UNLOGGED TABLE headwater.worker_jobs (
     heartbeat_at     timestamptz,
     finished_at      timestamptz,
     error            text,
+    failed_member    bigint,               -- by whose fault, if it counts for suspending it
     UNIQUE (id, attempt)
 );
 -- Numbers must not come back after a crash: who still works on a job would take another one for it.
@@ -261,6 +262,20 @@ CREATE UNLOGGED TABLE headwater.scheduler (
     plan_cache_misses bigint NOT NULL,
     draining          boolean NOT NULL
 );
+
+-- Tells the scheduler that what it knows of the catalog has changed.
+CREATE FUNCTION headwater.notify_catalog() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_catalog.pg_notify('headwater_catalog', '');
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.stream_table
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.dependency
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.setting
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
 
 -- Everything that a plan is made from: the deparsed queries of a definition view and of the plain views below
 -- it, and all relations that they read with their columns. It changes when one of them does.
@@ -398,7 +413,8 @@ SELECT r.id,
        r.phases,
        r.engine_reason,
        r.bytes_in,
-       r.bytes_out
+       r.bytes_out,
+       r.predicted_ms
 FROM headwater.refresh r
 JOIN headwater.stream_tables st ON st.id = r.stream_table_id;
 
@@ -460,3 +476,6 @@ SELECT c.name AS consumer,
 FROM headwater.consumer c
 JOIN headwater.source s ON s.id = c.source_id
 JOIN headwater.stream_tables st ON st.id = s.stream_table_id;
+
+-- What is set for this database, by the name that users look for.
+CREATE VIEW headwater.settings AS SELECT name, value, changed_at, changed_by FROM headwater.setting;
