@@ -36,6 +36,7 @@ class Settings:
     spark_ui: str = "off"
     spark_timeout: str = "1h"
     spark_min_rows: int = 100_000
+    drain: str = "off"
 
 
 MOST_PORTIONS = 10
@@ -156,8 +157,36 @@ RULES: dict[str, _Rule] = {
     "spark_min_rows": _Rule(
         "engine auto loads sources of fewer rows than this inside PostgreSQL", minimum=0, maximum=2**62
     ),
+    "drain": _Rule(
+        "whether the service begins no more refreshes, while capture goes on: off or on",
+        choices=("off", "on"),
+    ),
 }
 PREFIX = "headwater."
+
+
+def described() -> list[dict[str, Any]]:
+    """What each setting takes, as far as SQL can check it, for `headwater.set_config`."""
+    return [
+        {
+            "name": name,
+            "kind": _kind(rule),
+            "minimum": rule.minimum,
+            "maximum": rule.maximum,
+            "zero_is_off": rule.zero_is_off,
+            "choices": list(rule.choices),
+            "description": rule.description,
+        }
+        for name, rule in RULES.items()
+    ]
+
+
+def _kind(rule: _Rule) -> str:
+    if rule.duration:
+        return "duration"
+    if rule.choices:
+        return "choice"
+    return "text" if rule.text is not None else "number"
 
 
 def storable(text: str) -> bool:

@@ -195,6 +195,8 @@ def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
         "requested_mode": "auto",
         "engine": "auto",
         "schedule": "1s",
+        "tier": None,
+        "suspended_reason": None,
         "reasons": [],
         "created": True,
         "indexes": [],
