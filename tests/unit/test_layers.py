@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("api",),
     ("spark",),
     ("__init__",),
+    ("service",),
     ("demo", "bench", "web", "orchestrate"),
     ("cli",),
     ("__main__",),
