@@ -123,37 +123,38 @@ $$;
 CREATE FUNCTION headwater.waiting_changes(
     OUT source_id bigint, OUT stream_table_id bigint, OUT consumer_id bigint, OUT xid xid8
 ) RETURNS SETOF record
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
-    source record;
+    reader record;
 BEGIN
-    FOR source IN
-        SELECT s.id, c.oid::regclass AS changes
+    FOR reader IN
+        SELECT s.id, c.oid::regclass AS changes, r.stream_table_id, r.consumer_id, r.snapshot, r.applied_by
         FROM headwater.source s
         JOIN pg_class c ON c.relname = s.change_table AND c.relnamespace = to_regnamespace('headwater_changes')
+        JOIN (SELECT d.source_id, f.stream_table_id, NULL::bigint, f.snapshot, f.applied_by
+              FROM headwater.dependency d
+              JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
+              JOIN headwater.frontier f ON f.stream_table_id = st.id AND f.node = 0
+            UNION ALL
+              SELECT o.source_id, NULL, o.id, o.snapshot, NULL FROM headwater.consumer o WHERE o.snapshot IS NOT NULL
+             ) AS r (source_id, stream_table_id, consumer_id, snapshot, applied_by) ON r.source_id = s.id
         WHERE pg_relation_size(c.oid) > 0
     LOOP
         BEGIN
-            RETURN QUERY EXECUTE format($query$
-                SELECT $1, r.stream_table_id, r.consumer_id, w.xid
-                FROM (SELECT f.stream_table_id, NULL::bigint, f.snapshot, f.applied_by
-                      FROM headwater.dependency d
-                      JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
-                      JOIN headwater.frontier f ON f.stream_table_id = st.id AND f.node = 0
-                      WHERE d.source_id = $1
-                    UNION ALL
-                      SELECT NULL, o.id, o.snapshot, NULL FROM headwater.consumer o
-                      WHERE o.source_id = $1 AND o.snapshot IS NOT NULL
-                     ) AS r (stream_table_id, consumer_id, snapshot, applied_by)
-                CROSS JOIN LATERAL (
-                    SELECT c.xid FROM %s c
-                    WHERE (c.xid::text::bigint) >= pg_snapshot_xmin(r.snapshot)::text::bigint
-                      AND NOT pg_visible_in_snapshot(c.xid, r.snapshot) AND c.xid IS DISTINCT FROM r.applied_by
-                    LIMIT 1) AS w
-                $query$, source.changes) USING source.id;
+            -- as little to plan as can be
+            EXECUTE format('SELECT xid FROM %s WHERE (xid::text::bigint) >= $1 AND NOT pg_visible_in_snapshot(xid, $2)'
+                           ' AND xid IS DISTINCT FROM $3 LIMIT 1', reader.changes)
+            INTO xid
+            USING pg_snapshot_xmin(reader.snapshot)::text::bigint, reader.snapshot, reader.applied_by;
         EXCEPTION WHEN undefined_table OR undefined_column THEN
-            -- It went while we looked, or somebody damaged it; a refresh says so.
+            CONTINUE;  -- it went while we looked, or somebody damaged it; a refresh says so
         END;
+        IF xid IS NOT NULL THEN
+            source_id := reader.id;
+            stream_table_id := reader.stream_table_id;
+            consumer_id := reader.consumer_id;
+            RETURN NEXT;
+        END IF;
     END LOOP;
 END
 $$;
@@ -163,7 +164,7 @@ $$;
 CREATE FUNCTION headwater.lags(
     OUT stream_table_id bigint, OUT waiting_since timestamptz, OUT behind_since timestamptz
 ) RETURNS SETOF record
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 WITH RECURSIVE last AS MATERIALIZED (
     SELECT st.id, st.mode, st.rebuild_reason, coalesce(r.started_at, st.created_at) AS refreshed_at
     FROM headwater.stream_table st
@@ -194,7 +195,8 @@ LEFT JOIN LATERAL (SELECT l.refreshed_at AS since WHERE l.mode = 'full') untold 
 WHERE untold.since IS NOT NULL OR l.id IN (SELECT b.id FROM behind b)
 $$;
 
--- Statistics of each stream table. Durations are those of its latest 1,000 refreshes that completed.
+-- Statistics of each stream table. Durations are those of its latest 200 refreshes that completed: more
+-- would make it dear to look at a thousand stream tables.
 CREATE VIEW headwater.pg_stat_headwater AS
 SELECT st.id AS stream_table_id,
        st.schema_name,
@@ -216,10 +218,10 @@ LEFT JOIN headwater.refresh_total t ON t.stream_table_id = st.id
 LEFT JOIN headwater.lags() l ON l.stream_table_id = st.id
 LEFT JOIN LATERAL (
     SELECT avg(ms) AS average, percentile_cont(ARRAY[0.95, 0.99]) WITHIN GROUP (ORDER BY ms) AS percentiles
-    FROM (SELECT (extract(epoch FROM finished_at - started_at) * 1000)::double precision AS ms
+    FROM (SELECT date_part('epoch', finished_at - started_at) * 1000 AS ms
           FROM headwater.refresh
           WHERE stream_table_id = st.id AND status = 'completed' AND action <> 'nothing'
-          ORDER BY id DESC LIMIT 1000) latest
+          ORDER BY id DESC LIMIT 200) latest
 ) d ON true
 LEFT JOIN LATERAL (
     SELECT error, finished_at FROM headwater.refresh
@@ -232,7 +234,7 @@ CREATE FUNCTION headwater.worker_pool_status(
     OUT queued_jobs integer, OUT external_workers integer, OUT external_capacity integer,
     OUT scheduler_status text, OUT busy_share double precision, OUT tick_ms double precision, OUT ticked_at timestamptz
 ) RETURNS record
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 SELECT coalesce(s.active_workers, 0), coalesce(s.max_workers, 0), coalesce(s.per_db_cap, 0),
        coalesce(s.parallel_mode, 'off'), coalesce(s.queued_jobs, 0),
        w.workers::integer, w.capacity::integer, headwater.scheduler_status(), s.busy_share, s.tick_ms, s.ticked_at
@@ -248,7 +250,7 @@ CREATE FUNCTION headwater.parallel_job_status(
     OUT queued_at timestamptz, OUT started_at timestamptz, OUT finished_at timestamptz, OUT wait_ms double precision,
     OUT duration_ms double precision, OUT attempt integer, OUT error text
 ) RETURNS SETOF record
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 SELECT j.id, coalesce(st.stream_table, '(dropped)'), j.status, j.engine, j.worker_id, j.worker_pid, j.queued_at, j.started_at,
        j.finished_at,
        extract(epoch FROM coalesce(j.started_at, j.finished_at, clock_timestamp()) - j.queued_at) * 1000,
@@ -263,7 +265,7 @@ $$;
 -- How long changes may wait for a stream table: its schedule times its tier; for one that follows its readers, the shortest of
 -- theirs. No row where a duration does not say it.
 CREATE FUNCTION headwater.deadlines(OUT stream_table_id bigint, OUT allowed interval) RETURNS SETOF record
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 WITH RECURSIVE wanted(id, allowed) AS (
     SELECT st.id, headwater.duration(st.schedule) * CASE st.tier WHEN 'warm' THEN 2 WHEN 'cold' THEN 10 ELSE 1 END
     FROM headwater.stream_table st
@@ -284,7 +286,7 @@ CREATE FUNCTION headwater.health_summary(
     OUT stale_count bigint, OUT scheduler_status text, OUT plan_cache_hit_rate double precision,
     OUT oldest_unconsumed_change timestamptz
 ) RETURNS record
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 SELECT count(*),
        count(*) FILTER (WHERE st.status = 'active'),
        count(*) FILTER (WHERE last.status = 'failed'),
@@ -309,7 +311,7 @@ CREATE FUNCTION headwater.change_buffer_sizes(
     OUT source text, OUT row_count bigint, OUT row_count_is_estimate boolean, OUT bytes bigint,
     OUT oldest_change timestamptz, OUT consumers text[]
 ) RETURNS SETOF record
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
     captured record;
 BEGIN
@@ -373,7 +375,7 @@ CREATE FUNCTION headwater.dependency_tree(
     OUT tree text, OUT node text, OUT kind text, OUT parent text, OUT depth integer, OUT stream_table_id bigint,
     OUT status text, OUT schedule text
 ) RETURNS SETOF record
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 WITH RECURSIVE named AS MATERIALIZED (
     SELECT st.id, st.stream_table COLLATE "C" AS name, st.status, st.schedule FROM headwater.stream_tables st
     WHERE st.status <> 'initializing'
@@ -450,7 +452,7 @@ CREATE FUNCTION headwater.recommendations(
     OUT stream_table text, OUT recommended_mode text, OUT current_mode text, OUT reason text,
     OUT avg_delta_ms double precision, OUT avg_full_ms double precision, OUT sampled_refreshes bigint
 ) RETURNS SETOF record
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
     number bigint;
 BEGIN
@@ -469,10 +471,10 @@ BEGIN
           CROSS JOIN LATERAL (
               SELECT avg(ms) FILTER (WHERE action = 'delta') AS delta_ms, avg(ms) FILTER (WHERE action <> 'delta') AS full_ms,
                      count(*) FILTER (WHERE action = 'delta') AS deltas, count(*) FILTER (WHERE action <> 'delta') AS fulls
-              FROM (SELECT action, (extract(epoch FROM finished_at - started_at) * 1000)::double precision AS ms
+              FROM (SELECT action, date_part('epoch', finished_at - started_at) * 1000 AS ms
                     FROM headwater.refresh
                     WHERE stream_table_id = st.id AND status = 'completed' AND action <> 'nothing'
-                    ORDER BY id DESC LIMIT 1000) latest
+                    ORDER BY id DESC LIMIT 200) latest
           ) h
           WHERE st.status <> 'initializing' AND (number IS NULL OR st.id = number)) s
     CROSS JOIN LATERAL (
