@@ -195,7 +195,7 @@ LEFT JOIN LATERAL (SELECT l.refreshed_at AS since WHERE l.mode = 'full') untold 
 WHERE untold.since IS NOT NULL OR l.id IN (SELECT b.id FROM behind b)
 $$;
 
--- Statistics of each stream table. Durations are those of its latest 200 refreshes that completed: more
+-- Statistics of each stream table. Durations are those of its latest 100 refreshes that completed: more
 -- would make it dear to look at a thousand stream tables.
 CREATE VIEW headwater.pg_stat_headwater AS
 SELECT st.id AS stream_table_id,
@@ -221,7 +221,7 @@ LEFT JOIN LATERAL (
     FROM (SELECT date_part('epoch', finished_at - started_at) * 1000 AS ms
           FROM headwater.refresh
           WHERE stream_table_id = st.id AND status = 'completed' AND action <> 'nothing'
-          ORDER BY id DESC LIMIT 200) latest
+          ORDER BY id DESC LIMIT 100) latest
 ) d ON true
 LEFT JOIN LATERAL (
     SELECT error, finished_at FROM headwater.refresh
@@ -474,7 +474,7 @@ BEGIN
               FROM (SELECT action, date_part('epoch', finished_at - started_at) * 1000 AS ms
                     FROM headwater.refresh
                     WHERE stream_table_id = st.id AND status = 'completed' AND action <> 'nothing'
-                    ORDER BY id DESC LIMIT 200) latest
+                    ORDER BY id DESC LIMIT 100) latest
           ) h
           WHERE st.status <> 'initializing' AND (number IS NULL OR st.id = number)) s
     CROSS JOIN LATERAL (
