@@ -128,7 +128,7 @@ RETURNING id, attempt, members
 
 -- name: hold
 -- The right to refresh these stream tables for as long as the transaction lasts.
-SELECT bool_and(pg_try_advisory_xact_lock(1214610, (member & 2147483647)::int)) FROM unnest(%(members)s::bigint[]) AS member
+SELECT bool_and(pg_try_advisory_xact_lock(1214611, (member & 2147483647)::int)) FROM unnest(%(members)s::bigint[]) AS member
 
 -- name: fence
 -- Whether a job is still this attempt's: 40001 if that changed since the snapshot. Heartbeats do not matter.
