@@ -275,7 +275,7 @@ def described() -> list[dict[str, Any]]:
             "minimum": rule.minimum,
             "maximum": rule.maximum,
             "zero_is_off": rule.zero_is_off,
-            "choices": list(rule.choices or (("off", "on") if rule.switch else ())),
+            "choices": list(rule.choices),
             "description": rule.description,
         }
         for name, rule in RULES.items()
@@ -285,8 +285,10 @@ def described() -> list[dict[str, Any]]:
 def _kind(rule: _Rule) -> str:
     if rule.duration:
         return "duration"
-    if rule.choices or rule.switch:
+    if rule.choices:
         return "choice"
+    if rule.switch:
+        return "switch"
     return "text" if rule.text is not None else "number"
 
 

@@ -42,11 +42,6 @@ WITH gone AS (DELETE FROM headwater.changed_source RETURNING relation)
 SELECT clock_timestamp(), (SELECT coalesce(jsonb_object_agg(name, value), '{}') FROM headwater.setting),
        (SELECT coalesce(array_agg(DISTINCT relation::bigint), '{}') FROM gone)
 
--- name: suspend
--- Whether it was active.
-UPDATE headwater.stream_table SET status = 'suspended', suspended_reason = %(reason)s
-WHERE id = %(id)s AND status = 'active' RETURNING id
-
 -- name: report
 -- How the scheduler does.
 INSERT INTO headwater.scheduler
