@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ from headwater.plan.dialect import literal
 from headwater.refresh import Refresher, Request
 from headwater.repair import Repair, Repaired
 from headwater.uninstall import Installation
+from headwater.upgrade import upgrade
 from headwater.verify import Verification, verify
 
 SWEEPING_INTERVAL = 60.0
@@ -104,8 +106,17 @@ class Headwater:
 
     @_verb
     def migrate(self) -> builtins.list[int]:
-        """Brings an older catalog up to date; the versions that were applied."""
-        return install.migrate(self._connection)
+        """Brings up to date what an older version installed; the versions of the catalog that were applied.
+
+        What had to be left as it was, because others used it all the time, is logged as a warning.
+        """
+        applied = install.migrate(self._connection)
+        state = self._state()
+        if not state.restored:  # which has to be repaired, and all is made again then
+            settings = self._applied_settings(state)
+            for note in upgrade(self._connection, settings.lock_attempts):
+                logging.getLogger(__name__).warning("%s", note)
+        return applied
 
     @_verb
     def repair(self) -> builtins.list[Repaired]:

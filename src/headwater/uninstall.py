@@ -188,9 +188,9 @@ class _Removal:
 
 
 def _known() -> list[str]:
-    """What this version makes once in a database, by its full name."""
+    """The names in the schema `headwater` that this version makes."""
     return re.findall(
-        r"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|FUNCTION|PROCEDURE) (headwater\w*\.\w+)", install.schema(), re.M
+        r"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|FUNCTION|PROCEDURE) headwater\.(\w+)", install.schema(), re.M
     )
 
 

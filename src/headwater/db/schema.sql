@@ -69,6 +69,7 @@ CREATE TABLE headwater.lost_change (
     lost_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX ON headwater.lost_change (relation);
+ALTER TABLE headwater.lost_change REPLICA IDENTITY FULL;  -- for publications of all tables, which refuse deletions else
 
 CREATE TABLE headwater.dependency (
     stream_table_id bigint NOT NULL REFERENCES headwater.stream_table ON DELETE CASCADE,
@@ -86,6 +87,7 @@ CREATE TABLE headwater.lineage (
     output_column   name,
     UNIQUE NULLS NOT DISTINCT (stream_table_id, source_id, attnum, output_column)
 );
+ALTER TABLE headwater.lineage REPLICA IDENTITY FULL;
 
 -- The snapshot that a stream table's rows show, for each node that its sources live on (0 is this server).
 CREATE TABLE headwater.frontier (

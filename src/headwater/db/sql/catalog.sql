@@ -133,6 +133,11 @@ SELECT n.oid, c.oid, 'headwater.lost_change'::regclass::oid,
 FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s
 
+-- name: capture_function
+-- The oid of the view that guards a capture, and the text of its function; null for what is not there.
+SELECT to_regclass('headwater_defs.captured_' || %(relation)s::oid)::oid,
+       (SELECT prosrc FROM pg_proc WHERE oid = to_regproc('headwater_changes.capture_' || %(relation)s::oid))
+
 -- name: fitting_columns
 -- Those of these columns that a change table has with these types.
 SELECT a.attname
