@@ -140,12 +140,12 @@ class Headwater:
         """Stores a setting in the database."""
         install.require_current(self._connection)
         install.require_primary(self._connection)
-        config.checked(name, value)
+        stored = config.written(config.checked(name, value))
         self._connection.execute(
             "INSERT INTO headwater.setting (name, value) VALUES (%s, %s)"
             " ON CONFLICT (name) DO UPDATE SET value = excluded.value, changed_at = clock_timestamp(),"
             " changed_by = current_user",
-            (name.removeprefix(config.PREFIX), value),
+            (name.removeprefix(config.PREFIX), stored),
         )
 
     # stream tables
@@ -336,12 +336,7 @@ class Headwater:
 
     def _given(self) -> builtins.list[tuple[str, Mapping[str, str]]]:
         """The settings that do not come from the database."""
-        environment = {
-            name: os.environ[variable]
-            for name in config.RULES
-            if (variable := f"HEADWATER_{name.upper()}") in os.environ
-        }
-        return [("flag", self._overrides), ("environment", environment)]
+        return [("flag", self._overrides), ("environment", config.from_environment(os.environ))]
 
     def _sweep(self, *, now: bool = False) -> None:
         """Clears away what dead processes left: at the start and then once a minute, or now."""

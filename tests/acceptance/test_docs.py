@@ -33,7 +33,15 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 TEXTS = sorted([*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.py")])
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-VIEWS = ["stream_tables", "refresh_history", "running_jobs", "consumers", "pg_stat_headwater", "requests"]
+VIEWS = [
+    "stream_tables",
+    "refresh_history",
+    "running_jobs",
+    "consumers",
+    "pg_stat_headwater",
+    "requests",
+    "settings",
+]
 NAMED = set(re.findall(r"--?[\w-]+|\w+", REFERENCE))
 """Every word and every option in the reference."""
 
@@ -188,7 +196,7 @@ def test_reference_names_every_verb_and_option() -> None:
 
 def test_reference_names_every_setting_with_its_default() -> None:
     for setting in fields(config.Settings):
-        assert f"| `{setting.name}` | `{setting.default}` |" in REFERENCE
+        assert f"| `{setting.name}` | `{config.written(setting.default)}` |" in REFERENCE
 
 
 def test_reference_names_every_error() -> None:

@@ -552,7 +552,7 @@ def test_settings_in_sql_take_what_the_program_takes(hw: Headwater, conn: Connec
                 conn.execute("SELECT headwater.set_config(%s, %s)", (name, given_value))
             continue
         try:
-            wanted = str(config.checked(name, given_value))
+            wanted = config.written(config.checked(name, given_value))
         except InvalidSetting:
             with pytest.raises(psycopg.errors.InvalidParameterValue):
                 conn.execute("SELECT headwater.set_config(%s, %s)", (name, given_value))

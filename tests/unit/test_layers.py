@@ -11,10 +11,10 @@ import pytest
 # Lowest first. A name is a module or package directly under headwater. It may import itself and the layers
 # below, not its neighbours in the same layer.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version"),
+    ("errors", "secrets", "version"),
     ("clock",),
     ("config", "embedded"),
-    ("db",),
+    ("db", "scheduling"),
     ("catalog", "plan", "nodes"),
     ("definition", "jobs", "advice"),
     ("capture",),
@@ -34,7 +34,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 
-# What plan/ must not reach: it is pure, so that a plan can be built and printed without a server.
+# What these must not reach: they are pure, so that a plan can be built and printed without a server, and a
+# rule be tested without waiting.
+PURE = frozenset({"plan", "scheduling"})
 IMPURE = frozenset(
     "asyncio ctypes glob http io logging multiprocessing os pathlib psycopg psycopg_pool random"
     " select selectors shutil signal socket socketserver sqlite3 ssl subprocess sys tempfile threading"
@@ -59,8 +61,8 @@ def violations(module: str, source: str, *, is_package: bool = False) -> Iterato
         reason = ""
         if root == "headwater":
             reason = upward(layer, layer_of(imported))
-        elif layer == "plan" and root in IMPURE:
-            reason = "plan is pure: no connection, no I/O"
+        elif layer in PURE and root in IMPURE:
+            reason = f"{layer} is pure: no connection, no I/O"
         elif root in CONFINED and not f"{module}.".startswith(f"{CONFINED[root]}."):
             reason = f"only {CONFINED[root]} may import {root}"
         if reason:
@@ -171,6 +173,8 @@ def test_synthetic_source_that_is_allowed(module: str, source: str) -> None:
         ("headwater.unheard_of", "", "no layer names 'unheard_of'"),
         ("headwater.plan.parse", "import psycopg.sql", "plan is pure"),
         ("headwater.plan.parse", "if True:\n    from os import path", "plan is pure"),
+        ("headwater.scheduling.pool", "import time", "scheduling is pure"),
+        ("headwater.scheduling.graph", "from headwater import db", "neighbours in one layer"),
         ("headwater.engine.postgres", "import pyspark", "only headwater.engine.spark may import pyspark"),
         ("headwater.engine.sparkling", "from pyspark import sql", "only headwater.engine.spark"),
         ("headwater.bench", "def f():\n    import pyspark.sql", "only headwater.engine.spark"),

@@ -13,6 +13,7 @@ import traceback
 import click
 import psycopg
 
+from headwater.cli import serving as serving
 from headwater.cli.commands import cli
 from headwater.cli.invocation import Invocation
 from headwater.db.connection import translated

@@ -29,6 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 SECTIONS = {
     "Setting up": ("init", "migrate", "repair", "set", "settings", "uninstall", "demo"),
     "Stream tables": ("create", "alter", "drop", "refresh", "cancel", "suspend", "resume", "drain"),
+    "Serving": ("serve", "worker"),
     "Measuring": ("bench",),
     "Looking": ("list", "status", "history", "explain", "verify"),
 }
@@ -106,6 +107,11 @@ tier_option = click.option(
     "--tier",
     type=click.Choice(("auto", *get_args(Tier))),
     help="Refresh it as scheduled (hot), half as often (warm), a tenth as often (cold), or never (frozen).",
+)
+schedule_option = click.option(
+    "--schedule",
+    metavar="SCHEDULE",
+    help="How fresh it should be: 500ms, 1s, 5m, 1h; a cron expression; calculated, from those who read it.",
 )
 cascade_option = click.option(
     "--cascade", is_flag=True, help="Drop stream tables and consumers that do not fit the new columns."
@@ -563,7 +569,7 @@ def _transfer(
 @name_argument
 @click.option("--query", metavar="SQL", help="The defining query.")
 @click.option("--file", type=click.File("rb"), help="A file with the query; - for standard input.")
-@click.option("--schedule", metavar="DURATION", help="How fresh it should be: 500ms, 1s, 5m, 1h.")
+@schedule_option
 @mode_option
 @engine_option
 @tier_option
@@ -658,7 +664,7 @@ def _query(query: str | None, file: BinaryIO | None) -> str:
 @name_argument
 @click.option("--query", metavar="SQL", help="Another defining query.")
 @click.option("--file", type=click.File("rb"), help="A file with the query; - for standard input.")
-@click.option("--schedule", metavar="DURATION", help="How fresh it should be: 500ms, 1s, 5m, 1h.")
+@schedule_option
 @click.option("--no-schedule", is_flag=True, help="Refresh only when asked to.")
 @mode_option
 @engine_option

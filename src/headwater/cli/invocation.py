@@ -7,7 +7,6 @@ and refused without quoting it; and whatever looks like a password in an error's
 from __future__ import annotations
 
 import os
-import re
 import sys
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,16 +18,11 @@ from rich.console import Console, RenderableType
 
 from headwater.api import Headwater
 from headwater.cli.document import encoded
+from headwater.secrets import masked
 
 DSN_VARIABLE = "HEADWATER_DSN"
 PIPE_WIDTH = 1_000_000
 """Columns when standard output is no terminal: wide enough that no name is ever broken or cut."""
-
-# Rather too much than too little: what is masked may be a DSN that nobody can read.
-_PASSWORDS = (
-    re.compile(r"(/[^\s:/@]*:)\S+(?=@)"),
-    re.compile(r"(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|.+)", re.IGNORECASE),
-)
 
 
 class Misuse(click.UsageError):
@@ -50,6 +44,10 @@ class Invocation:
     spark_conf: str | None = None
 
     def connect(self) -> Headwater:
+        return Headwater(self.checked_dsn(), self.settings, self.tell)
+
+    def checked_dsn(self) -> str:
+        """The DSN that was given, which can be read."""
         dsn = self.dsn or os.environ.get(DSN_VARIABLE)
         if not dsn:
             raise Misuse(
@@ -58,7 +56,7 @@ class Invocation:
                 f" or set the environment variable {DSN_VARIABLE}",
             )
         _check_dsn(dsn)
-        return Headwater(dsn, self.settings, self.tell)
+        return dsn
 
     @property
     def settings(self) -> dict[str, str]:
@@ -113,17 +111,6 @@ class Invocation:
         for name in ("detail", "hint"):
             if parts[name]:
                 click.echo(f"{click.style(f'{name}:', bold=True)} {printable(parts[name])}", err=True)
-
-
-def masked(text: str) -> str:
-    """A text without the passwords of DSNs in it.
-
-    >>> masked("postgresql://ann:secret@db/shop and host=db password='se cret' user=ann")
-    'postgresql://ann:***@db/shop and host=db password=*** user=ann'
-    """
-    for pattern in _PASSWORDS:
-        text = pattern.sub(r"\1***", text)
-    return text
 
 
 def printable(text: str) -> str:

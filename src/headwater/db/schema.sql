@@ -232,6 +232,7 @@ CREATE UNLOGGED TABLE headwater.worker_jobs (
     heartbeat_at     timestamptz,
     finished_at      timestamptz,
     error            text,
+    failed_member    bigint,               -- by whose fault, if it counts for suspending it
     UNIQUE (id, attempt)
 );
 -- Numbers must not come back after a crash: who still works on a job would take another one for it.
@@ -259,6 +260,20 @@ CREATE UNLOGGED TABLE headwater.scheduler (
     plan_cache_misses bigint NOT NULL,
     draining          boolean NOT NULL
 );
+
+-- Tells the scheduler that what it knows of the catalog has changed.
+CREATE FUNCTION headwater.notify_catalog() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_catalog.pg_notify('headwater_catalog', '');
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.stream_table
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.dependency
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.setting
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
 
 -- Everything that a plan is made from: the deparsed queries of a definition view and of the plain views below
 -- it, and all relations that they read with their columns. It changes when one of them does.
@@ -398,7 +413,8 @@ SELECT r.id,
        r.phases,
        r.engine_reason,
        r.bytes_in,
-       r.bytes_out
+       r.bytes_out,
+       r.predicted_ms
 FROM headwater.refresh r
 JOIN headwater.stream_tables st ON st.id = r.stream_table_id;
 
@@ -461,6 +477,9 @@ FROM headwater.consumer c
 JOIN headwater.source s ON s.id = c.source_id
 JOIN headwater.stream_tables st ON st.id = s.stream_table_id;
 
+-- What is set for this database, by the name that users look for.
+CREATE VIEW headwater.settings AS SELECT name, value, changed_at, changed_by FROM headwater.setting;
+
 -- Refreshes that completed, counted since the stream table was created, for the history forgets.
 CREATE TABLE headwater.refresh_total (
     stream_table_id bigint PRIMARY KEY REFERENCES headwater.stream_table ON DELETE CASCADE,
@@ -495,7 +514,7 @@ FOR EACH STATEMENT EXECUTE FUNCTION headwater.note_moment();
 -- Settings by name and what each takes, written by init and migrate from the program's own rules.
 CREATE TABLE headwater.known_setting (
     name        text PRIMARY KEY,
-    kind        text NOT NULL CHECK (kind IN ('number', 'duration', 'choice', 'text')),
+    kind        text NOT NULL CHECK (kind IN ('number', 'duration', 'choice', 'switch', 'text')),
     minimum     numeric,
     maximum     numeric,                -- of a duration: milliseconds
     zero_is_off boolean NOT NULL,
@@ -1218,6 +1237,9 @@ BEGIN
         given := lower(given);
         wrong := CASE WHEN given <> ALL (rule.choices)
                       THEN quote_literal(given) || ' is not ' || array_to_string(rule.choices, ' or ') END;
+    ELSIF rule.kind = 'switch' THEN
+        wrong := CASE WHEN lower(given) <> ALL ('{on,true,yes,1,off,false,no,0}') THEN quote_literal(given) || ' is not on or off' END;
+        given := CASE WHEN lower(given) IN ('on', 'true', 'yes', '1') THEN 'on' ELSE 'off' END;
     ELSIF rule.kind = 'duration' THEN
         IF rule.zero_is_off AND given IN ('0', '0s') THEN
             given := '0ms';

@@ -19,6 +19,31 @@ ALTER TABLE headwater.stream_table
 
 -- What the cost model expected of a refresh.
 ALTER TABLE headwater.refresh ADD COLUMN predicted_ms double precision;
+CREATE OR REPLACE VIEW headwater.refresh_history AS
+SELECT r.id,
+       st.stream_table,
+       r.mode,
+       r.engine,
+       r.action,
+       r.status,
+       r.reason,
+       r.started_at,
+       r.finished_at,
+       extract(epoch FROM r.finished_at - r.started_at) * 1000 AS duration_ms,
+       r.rows_in,
+       r.rows_inserted,
+       r.rows_updated,
+       r.rows_deleted,
+       r.error,
+       r.sqlstate,
+       r.snapshot,
+       r.phases,
+       r.engine_reason,
+       r.bytes_in,
+       r.bytes_out,
+       r.predicted_ms
+FROM headwater.refresh r
+JOIN headwater.stream_tables st ON st.id = r.stream_table_id;
 
 -- Who runs jobs: schedulers, which do so inside their own process, and external workers.
 CREATE UNLOGGED TABLE headwater.worker_registry (
@@ -51,6 +76,7 @@ CREATE UNLOGGED TABLE headwater.worker_jobs (
     heartbeat_at     timestamptz,
     finished_at      timestamptz,
     error            text,
+    failed_member    bigint,               -- by whose fault, if it counts for suspending it
     UNIQUE (id, attempt)
 );
 -- Numbers must not come back after a crash: who still works on a job would take another one for it.
@@ -78,3 +104,20 @@ CREATE UNLOGGED TABLE headwater.scheduler (
     plan_cache_misses bigint NOT NULL,
     draining          boolean NOT NULL
 );
+
+-- Tells the scheduler that what it knows of the catalog has changed.
+CREATE FUNCTION headwater.notify_catalog() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_catalog.pg_notify('headwater_catalog', '');
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.stream_table
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.dependency
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
+CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.setting
+    FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
+
+-- What is set for this database, by the name that users look for.
+CREATE VIEW headwater.settings AS SELECT name, value, changed_at, changed_by FROM headwater.setting;

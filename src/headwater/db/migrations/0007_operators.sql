@@ -67,7 +67,7 @@ FOR EACH STATEMENT EXECUTE FUNCTION headwater.note_moment();
 -- Settings by name and what each takes, written by init and migrate from the program's own rules.
 CREATE TABLE headwater.known_setting (
     name        text PRIMARY KEY,
-    kind        text NOT NULL CHECK (kind IN ('number', 'duration', 'choice', 'text')),
+    kind        text NOT NULL CHECK (kind IN ('number', 'duration', 'choice', 'switch', 'text')),
     minimum     numeric,
     maximum     numeric,                -- of a duration: milliseconds
     zero_is_off boolean NOT NULL,
@@ -790,6 +790,9 @@ BEGIN
         given := lower(given);
         wrong := CASE WHEN given <> ALL (rule.choices)
                       THEN quote_literal(given) || ' is not ' || array_to_string(rule.choices, ' or ') END;
+    ELSIF rule.kind = 'switch' THEN
+        wrong := CASE WHEN lower(given) <> ALL ('{on,true,yes,1,off,false,no,0}') THEN quote_literal(given) || ' is not on or off' END;
+        given := CASE WHEN lower(given) IN ('on', 'true', 'yes', '1') THEN 'on' ELSE 'off' END;
     ELSIF rule.kind = 'duration' THEN
         IF rule.zero_is_off AND given IN ('0', '0s') THEN
             given := '0ms';

@@ -1,0 +1,483 @@
+"""The scheduler of one database: decides what is refreshed when, and has it done.
+
+It wakes every `scheduler_interval_ms`, when something is due, when a job has ended, when the catalog changed,
+and with `event_driven_wake` when somebody writes. Then it reads and removes the marks of sources that
+changed, looks at those who read them, and gives what is due to hands of its own process or to external
+workers. So a tick costs what changed, not what there is.
+
+All that it knows it can read again: it may be killed at any moment, and the next one looks at every change
+table once. One scheduler leads in a database, by a lock of its session; another one waits to take its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from headwater import config
+from headwater.capture import marks
+from headwater.config import Settings
+from headwater.db import install
+from headwater.db.connection import Connection, connect, one
+from headwater.db.queries import query
+from headwater.errors import (
+    CatalogVersionMismatch,
+    ClaimLost,
+    ConnectionFailed,
+    HeadwaterError,
+    InvalidSetting,
+    LockNotAvailable,
+    NotFound,
+    ReadOnlyServer,
+)
+from headwater.history import Outcome
+from headwater.scheduling.backoff import SUSPENDED_AFTER
+from headwater.service import logs
+from headwater.service.alarm import Alarm
+from headwater.service.hands import Done, Hands, Task
+from headwater.service.picture import Picture, Place
+from headwater.service.queue import BEAT_SECONDS, ENDED_CHANNEL, ClaimedJob, External, Membership
+
+CATALOG_CHANNEL = "headwater_catalog"
+SCHEDULER, LAUNCHER = 0, 1
+"""What one leads: a database, or a server."""
+WAITING_SECONDS = 2.0
+"""Between two attempts to lead."""
+RELOAD_SECONDS = 10.0
+"""After so long the catalog is read again, whether anybody said that it changed or not."""
+REPORT_SECONDS = 1.0
+SHORTEST_TICK = 0.005
+"""Between two ticks, however many writers wake it."""
+CLEANING_SECONDS = 60.0
+CLAIMING_TICKS = 2
+"""So many ticks external workers have to claim a job; then it is done here."""
+STOPPING_SECONDS = 30.0
+"""So long a scheduler that is told to stop waits for its jobs."""
+NUMBERS = 64
+"""Of jobs, drawn at once."""
+NO_FAULT = (ConnectionFailed, ClaimLost, LockNotAvailable, NotFound, CatalogVersionMismatch, ReadOnlyServer)
+"""Errors that are not the stream table's doing, and suspend none."""
+
+
+def at_fault(error: HeadwaterError) -> bool:
+    """Whether an error counts for suspending a stream table."""
+    return not isinstance(error, NO_FAULT)
+
+
+@dataclass
+class Job:
+    """A unit that is being refreshed, or waits for an external worker."""
+
+    id: int
+    members: tuple[int, ...]
+    queued_at: datetime  # since when the unit was ready
+    waits_since: datetime | None  # the oldest change that it takes in was seen then
+    started_at: datetime | None = None
+    started: float = 0.0
+    status: str = "RUNNING"
+    finished_at: datetime | None = None
+    engine: str | None = None
+    error: str | None = None
+    external: bool = False
+    claim: ClaimedJob | None = None  # of an external job that is done here after all
+    asked: float = 0.0  # when it was put up for external workers
+
+    @property
+    def record(self) -> dict[str, object]:
+        return {
+            "id": self.id,
+            "stream_table_id": self.members[-1],
+            "members": list(self.members),
+            "status": self.status,
+            "engine": self.engine,
+            "queued_at": self.queued_at.isoformat(),
+            "started_at": self.started_at.isoformat() if self.started_at else None,
+            "finished_at": self.finished_at.isoformat() if self.finished_at else None,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True)
+class Demand:
+    """How many hands a scheduler uses and could use, for who shares them out."""
+
+    busy: int
+    queued: int
+    lag_intervals: float
+
+
+class Scheduler:
+    """Keeps the stream tables of one database within their schedules."""
+
+    def __init__(
+        self,
+        dsn: str,
+        overrides: Mapping[str, str] | None = None,
+        *,
+        direct_dsn: str | None = None,
+        tell_demand: Callable[[Demand], None] | None = None,
+    ) -> None:
+        """`direct_dsn` goes past a pooler, for what needs a session."""
+        self._dsn = dsn
+        self._direct_dsn = direct_dsn or dsn
+        self._overrides = dict(overrides or {})
+        self._tell_demand = tell_demand
+        self.allowance: int | None = None  # hands that the launcher grants; None if there is none
+        self._stopping = False
+        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._alarm = Alarm()
+        self._hands = Hands(dsn, self._take_done)
+        self._picture = Picture()
+        self._jobs: dict[tuple[int, ...], Job] = {}
+        self._journal: dict[int, Job] = {}
+        self._numbers: list[int] = []
+        self._settings = Settings()
+        self._stored: dict[str, str] | None = None
+        self._state = install.State(None)
+        self._stale = True
+        self._loaded = self._reported = self._beaten = self._cleaned = -1e9
+        self._looked = self._looked_outside = -1e9
+        self._ticks, self._tick_ms, self._worked = 0, 0.0, 0.0
+        self._queued = 0
+        self._slow: set[int] = set()  # units, by their last members, that take longer than they may
+        self._outside = False  # there are external workers
+
+    # life
+
+    def stop(self) -> None:
+        """Has it finish what it has begun, and end; by any thread or signal handler."""
+        self._stopping = True
+        self.wake()
+
+    def wake(self) -> None:
+        self._alarm.ring()
+
+    def run(self) -> None:
+        """Until it is stopped. Raises if the database cannot be reached or is not for this program."""
+        with connect(self._direct_dsn) as control:
+            control.execute("SELECT set_config('application_name', 'headwater scheduler', false)")
+            self._database = control.info.dbname
+            if not self._lead(control):
+                return
+            install.require_primary(control)
+            install.require_ready(control)
+            for channel in (marks.CHANNEL, CATALOG_CHANNEL, ENDED_CHANNEL):
+                control.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+            self._membership = Membership(control, "scheduler", 0, {"engines": ["postgres", "spark"]})
+            self._external = External(control)
+            self._external.clear()
+            self._started_at: datetime = one(control, "SELECT clock_timestamp()")[0]
+            logs.say(logging.INFO, "scheduling", database=self._database, pid=os.getpid())
+            try:
+                self._loop(control)
+            finally:
+                self._hands.close()
+                if not control.closed:
+                    self._membership.leave()
+                    control.execute(
+                        query("service", "forget_scheduler"), {"worker_id": self._membership.worker_id}
+                    )
+                logs.say(logging.INFO, "stopped", database=self._database)
+
+    def _lead(self, control: Connection) -> bool:
+        waiting = False
+        while not self._stopping:
+            if one(control, query("service", "lead"), {"role": SCHEDULER})[0]:
+                return True
+            if not waiting:
+                logs.say(logging.INFO, "waiting", database=self._database, reason="another scheduler leads")
+                waiting = True
+            self._sleep(control, WAITING_SECONDS)
+        return False
+
+    def _loop(self, control: Connection) -> None:
+        self._tick(control, everything=True)
+        while not self._stopping:
+            self._sleep(control, self._pause)
+            time.sleep(max(0.0, self._ticked + SHORTEST_TICK - time.monotonic()))
+            self._tick(control)
+        self._withdraw()
+        deadline = time.monotonic() + STOPPING_SECONDS
+        while self._jobs and time.monotonic() < deadline:
+            self._sleep(control, 0.2)
+            now = one(control, "SELECT clock_timestamp()")[0]
+            self._collect(control, now)
+            self._beat()
+        self._write_journal(control)
+
+    def _sleep(self, control: Connection, seconds: float) -> None:
+        """Until something happens, at most so long."""
+        if CATALOG_CHANNEL in self._alarm.wait(control, seconds):
+            self._stale = True
+
+    # one tick
+
+    def _tick(self, control: Connection, *, everything: bool = False) -> None:
+        self._ticked = began = time.monotonic()
+        worked = time.thread_time()
+        now, stored, relations = one(control, query("service", "tick"))
+        self._apply(control, stored)
+        if self._stale or began - self._loaded >= RELOAD_SECONDS:
+            self._load(control, now)
+        changed = set(relations)
+        if everything:
+            changed |= marks.with_changes(control, sorted(self._picture.change_tables.items()))
+            self._looked = began
+        elif began - self._looked >= 1.0:
+            changed |= marks.with_changes(control, self._picture.unmarked(began - self._looked))
+            self._looked = began
+        self._picture.changed(changed, now)
+        self._collect(control, now)
+        self._dispatch(control, now, began)
+        self._beat()
+        self._ticks += 1
+        self._tick_ms = (time.thread_time() - worked) * 1000
+        self._worked += self._tick_ms
+        if began - self._reported >= REPORT_SECONDS:
+            self._report(control, now, began)
+
+    def _apply(self, control: Connection, stored: dict[str, str]) -> None:
+        """The settings as they are now; what cannot be read leaves those before in place."""
+        if stored == self._stored:
+            return
+        self._stored = stored
+        self._state = install.read_state(control, sorted(config.RULES))
+        environment = config.from_environment(os.environ)
+        try:
+            settings, _ = config.resolve(
+                ("flag", self._overrides),
+                ("environment", environment),
+                ("table", stored),
+                ("server", self._state.server),
+            )
+        except InvalidSetting as error:
+            logs.failed(self._database, "settings", error)
+            return
+        self._settings = config.giving_way(settings, self._state.deadlock_timeout_ms)
+        self._picture.automatic_tiers = settings.tiered_scheduling
+        if marks.set_wake(control, notify=settings.event_driven_wake):
+            how = "by writers, too" if settings.event_driven_wake else "by the clock"
+            logs.say(logging.INFO, "woken", database=self._database, how=how)
+        self._stale = True
+
+    def _load(self, control: Connection, now: datetime) -> None:
+        install.require_current(control)
+        self._picture.load(control, now)
+        for number, error in self._picture.broken.items():
+            logs.failed(self._database, self._picture.members[number].label, error)
+        self._stale, self._loaded = False, time.monotonic()
+
+    @property
+    def _most(self) -> int:
+        """Refreshes at once, here and outside."""
+        if not self._settings.parallel_refresh_mode:
+            return 1
+        granted = self.allowance if self.allowance is not None else self._settings.max_dynamic_refresh_workers
+        return max(1, min(self._settings.max_concurrent_refreshes, granted))
+
+    def _dispatch(self, control: Connection, now: datetime, began: float) -> None:
+        self._pause = self._settings.scheduler_interval_ms / 1000
+        if self._stopping or self._settings.drain:
+            self._queued = 0
+            return
+        ready, next_time = self._picture.ready(now)
+        if next_time is not None:
+            self._pause = min(self._pause, max(0.001, (next_time - now).total_seconds()))
+        outside = self._look_outside(began)
+        announced = False
+        for number, place in enumerate(ready):
+            if len(self._jobs) >= self._most:
+                self._queued = len(ready) - number
+                break
+            job = self._job(control, place, now)
+            if outside > 0:
+                outside -= 1
+                job.id, job.external, job.asked = self._external.enqueue(job.members), True, began
+                announced = True
+            else:
+                self._start(job, now)
+        else:
+            self._queued = 0
+        if announced:
+            self._external.announce()
+        self._hands.shrink(self._most)
+        if self._tell_demand is not None:
+            self._tell_demand(Demand(len(self._jobs), self._queued, self._picture.lag(now)))
+
+    def _job(self, control: Connection, place: Place, now: datetime) -> Job:
+        job = Job(0, place.unit.members, now, place.waits_since)
+        self._picture.began(place, now)
+        self._jobs[job.members] = job
+        if not self._numbers:
+            rows = control.execute(query("service", "numbers"), {"count": NUMBERS})
+            self._numbers = [row[0] for row in rows]
+        job.id = self._numbers.pop(0)
+        return job
+
+    def _start(self, job: Job, now: datetime) -> None:
+        job.started_at, job.started, job.status = now, time.monotonic(), "RUNNING"
+        if job.claim is None:
+            self._journal[job.id] = job
+        self._hands.start(Task(job.members, self._settings, job.claim))
+
+    # external workers
+
+    def _look_outside(self, began: float) -> int:
+        """How many jobs external workers could take now; takes jobs back from those that died."""
+        asked = {job.id: job for job in self._jobs.values() if job.external and job.claim is None}
+        if not self._outside and began - self._looked_outside < REPORT_SECONDS:
+            return 0
+        self._looked_outside = began
+        free = self._external.free()
+        self._outside = free > 0 or bool(asked)
+        if not asked:
+            return free
+        for number in self._external.take_back(asked):
+            logs.say(logging.WARNING, "reclaimed", database=self._database, job=number)
+            asked[number].asked = began - 1e6  # whoever is there has had time
+        late = CLAIMING_TICKS * self._settings.scheduler_interval_ms / 1000
+        for job in asked.values():
+            if began - job.asked > late:
+                job.claim = self._membership.claim(None, job.id)
+                if job.claim is not None:
+                    self._start(job, job.queued_at)
+        return max(0, free - sum(job.started == 0.0 for job in asked.values()))
+
+    def _withdraw(self) -> None:
+        """Takes back what nobody has begun."""
+        asked = {job.id: job for job in self._jobs.values() if job.external and job.claim is None}
+        for number in self._external.withdraw(asked) if asked else ():
+            del self._jobs[asked[number].members]
+
+    # what has ended
+
+    def _take_done(self, done: Done) -> None:
+        self._done.put(done)
+        self.wake()
+
+    def _collect(self, control: Connection, now: datetime) -> None:
+        while not self._done.empty():
+            done = self._done.get()
+            job = self._jobs.pop(done.task.members)
+            job.engine = ", ".join(sorted({outcome.engine for outcome in done.outcomes})) or None
+            failure = done.failure
+            if job.claim is not None:
+                culprit = failure.stream_table_id if failure and at_fault(failure.error) else None
+                error = str(failure.error) if failure else None
+                self._membership.finish(job.claim, {job.engine or ""} - {""}, error, culprit)
+            if failure is None:
+                took = timedelta(seconds=time.monotonic() - job.started)
+                self._succeeded(job, done.outcomes, took, now)
+            else:
+                culprit = failure.stream_table_id or job.members[-1]
+                self._failed(control, job, culprit, failure.error, now, counts=at_fault(failure.error))
+        outside = {job.id: job for job in self._jobs.values() if job.external and job.claim is None}
+        for ended in self._external.ended(outside) if outside else ():
+            job = self._jobs.pop(outside[ended.id].members)
+            if ended.error is None:
+                self._succeeded(job, (), ended.took, now)
+            else:
+                culprit = ended.failed_member or job.members[-1]
+                counts = ended.failed_member is not None
+                self._failed(control, job, culprit, HeadwaterError(ended.error), now, counts=counts)
+
+    def _succeeded(self, job: Job, outcomes: Sequence[Outcome], took: timedelta, now: datetime) -> None:
+        job.status, job.finished_at = "COMPLETED", now
+        place = self._picture.places.get(job.members[-1])
+        self._picture.ended(job.members, took, now)
+        lag = (now - job.waits_since).total_seconds() * 1000 if job.waits_since else None
+        for outcome in outcomes:
+            logs.refreshed(self._database, outcome, lag, "in-process")
+        if place is not None and place.interval:
+            self._watch_pace(place, took)
+
+    def _watch_pace(self, place: Place, took: timedelta) -> None:
+        """Says when a unit cannot keep its schedule any more, and when it can again."""
+        slow, last = took > place.interval, place.unit.members[-1]
+        if slow == (last in self._slow):
+            return
+        (self._slow.add if slow else self._slow.remove)(last)
+        logs.say(
+            logging.WARNING if slow else logging.INFO,
+            "slow" if slow else "in time again",
+            database=self._database,
+            stream_table=self._picture.members[last].label,
+            ms=round(took.total_seconds() * 1000, 1),
+            schedule=str(place.schedule),
+            reason="it takes longer than its schedule allows, and is refreshed less often" if slow else None,
+        )
+
+    def _failed(
+        self,
+        control: Connection,
+        job: Job,
+        culprit: int,
+        error: HeadwaterError,
+        now: datetime,
+        *,
+        counts: bool,
+    ) -> None:
+        job.status, job.finished_at, job.error = "FAILED", now, error.message
+        strikes = self._picture.failed(job.members, culprit, now, counts=counts)
+        self._stale = self._stale or isinstance(error, NotFound)
+        member = self._picture.members.get(culprit)
+        label = member.label if member else str(culprit)
+        if isinstance(error, NotFound) and member is None:
+            return  # it was dropped
+        logs.failed(self._database, label, error, failures=strikes or None)
+        if strikes >= SUSPENDED_AFTER:
+            reason = f"{strikes} refreshes in a row failed, the last one with: {error.message}"
+            control.execute(query("service", "suspend"), {"id": culprit, "reason": reason})
+            logs.say(logging.ERROR, "suspended", database=self._database, stream_table=label, reason=reason)
+            self._stale = True
+
+    # what others see
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._beaten >= BEAT_SECONDS:
+            self._beaten = time.monotonic()
+            self._membership.beat([job.id for job in self._jobs.values() if job.claim is not None])
+
+    def _report(self, control: Connection, now: datetime, began: float) -> None:
+        since = max(0.001, began - self._reported) if self._reported > 0 else REPORT_SECONDS
+        control.execute(
+            query("service", "report"),
+            {
+                "worker_id": self._membership.worker_id,
+                "started_at": self._started_at,
+                "ticks": self._ticks,
+                "tick_ms": self._tick_ms,
+                "busy_share": self._worked / 1000 / since,
+                "stream_tables": sum(place.schedule is not None for place in self._picture.places.values()),
+                "changed": len(self._picture.waiting),
+                "queued_jobs": self._queued,
+                "active_workers": len(self._jobs),
+                "max_workers": self._most,
+                "per_db_cap": self._settings.max_concurrent_refreshes,
+                "parallel_mode": "on" if self._settings.parallel_refresh_mode else "off",
+                "plan_cache_hits": self._hands.reused,
+                "plan_cache_misses": self._hands.planned,
+                "draining": self._settings.drain,
+            },
+        )
+        self._write_journal(control)
+        self._reported, self._worked = began, 0.0
+        if began - self._cleaned >= CLEANING_SECONDS:
+            self._cleaned = began
+            control.execute(query("service", "forget_jobs"))
+
+    def _write_journal(self, control: Connection) -> None:
+        """Jobs of this process are recorded once in a while, all at once."""
+        if self._journal:
+            jobs = Jsonb([job.record for job in self._journal.values()])
+            values = {"jobs": jobs, "worker_id": self._membership.worker_id, "pid": os.getpid()}
+            control.execute(query("service", "journal"), values)
+        self._journal = {number: job for number, job in self._journal.items() if job.finished_at is None}
