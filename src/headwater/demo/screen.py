@@ -36,6 +36,7 @@ def frame(board: Board, size: ConsoleDimensions) -> RenderableType:
         parts: list[RenderableType] = [
             _title(board, size.width),
             _stream_tables(board, wide=wide, tall=tall),
+            _service_line(board),
             _verification_line(board),
         ]
         if wide:
@@ -47,7 +48,7 @@ def frame(board: Board, size: ConsoleDimensions) -> RenderableType:
         else:
             parts.append(_writer_line(board))
             # What is left under the table, which has two lines for each stream table when there is room.
-            used = 1 + (4 + len(board.rows) * (2 if tall else 1)) + 2 + 3 + 2
+            used = 1 + (4 + len(board.rows) * (2 if tall else 1)) + 3 + 3 + 2
             parts.append(_top_panel(board, rows=max(1, min(8, size.height - used - 1)), bars=False))
         for problem in list(board.problems)[:2]:
             parts.append(Text(f"✗ {problem.splitlines()[0]}", style=BAD, overflow="ellipsis", no_wrap=True))
@@ -74,6 +75,7 @@ def _stream_tables(board: Board, *, wide: bool, tall: bool) -> RenderableType:
     table.add_column("stream table", no_wrap=True, overflow="ellipsis", ratio=1 if wide else None)
     table.add_column("rows", justify="right", no_wrap=True)
     if wide:
+        table.add_column("every", no_wrap=True)
         table.add_column("lag", justify="right", no_wrap=True, min_width=6)
     table.add_column("last refresh", no_wrap=True, overflow="ellipsis", ratio=1)
     if wide:
@@ -86,6 +88,7 @@ def _stream_tables(board: Board, *, wide: bool, tall: bool) -> RenderableType:
             last.append(f"\n{_how(row)}", style="bright_black")
         cells: list[RenderableType] = [name, _number(row.rows)]
         if wide:
+            cells.append(row.example.schedule)
             cells.append("" if row.lag_seconds is None else f"{row.lag_seconds:.1f} s")
         cells.append(last)
         if wide:
@@ -98,21 +101,22 @@ def _stream_tables(board: Board, *, wide: bool, tall: bool) -> RenderableType:
 def _last_refresh(row: Row) -> Text:
     if row.last is None:
         return Text("loaded", style="bright_black")
-    done = row.last.applied
+    inserted, updated = row.last.rows_inserted or 0, row.last.rows_updated or 0
+    deleted = row.last.rows_deleted or 0
     return Text.assemble(
         f"{row.last.duration_ms:4.0f} ms  ",
-        (f"+{done.inserted:,}", GOOD if done.inserted else "bright_black"),
+        (f"+{inserted:,}", GOOD if inserted else "bright_black"),
         " ",
-        (f"~{done.updated:,}", "yellow" if done.updated else "bright_black"),
+        (f"~{updated:,}", "yellow" if updated else "bright_black"),
         " ",
-        (f"−{done.deleted:,}", "red" if done.deleted else "bright_black"),
+        (f"−{deleted:,}", "red" if deleted else "bright_black"),
     )
 
 
 def _how(row: Row) -> str:
     if row.last is None:
         return ""
-    what = f"delta of {row.last.rows_in:,}" if row.last.action == "delta" else row.last.action
+    what = f"delta of {row.last.rows_in or 0:,}" if row.last.action == "delta" else row.last.action
     return f"{what} on {row.last.engine}"
 
 
@@ -122,6 +126,19 @@ def _tick(row: Row) -> Text:
     if not row.verified:
         return Text("·", style="bright_black")
     return Text(f"{row.verified} ✓", style=GOOD)
+
+
+def _service_line(board: Board) -> RenderableType:
+    service = board.service
+    if service is None:
+        return Text(" headwater serve has not reported yet", style="bright_black")
+    text = Text.assemble(
+        (" headwater serve", ACCENT),
+        f"  {service.ticks:,} ticks, its loop busy {service.busy_share:.1%} of the time,",
+        f" {service.active_workers} of {service.max_workers} workers at work, {service.queued_jobs} queued",
+    )
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _verification_line(board: Board) -> RenderableType:
@@ -228,6 +245,8 @@ def line(board: Board) -> str:
         if last_one is not None:
             verdict = "verified equal" if last_one.equal else "DIFFERENT"
             parts.append(f"{verdict} at snapshot {last_one.snapshot} {_short(last_one)}")
+        if board.service is not None:
+            parts.append(f"serve {board.service.ticks} ticks, {board.service.active_workers} workers")
     return " | ".join(parts)
 
 
@@ -259,17 +278,25 @@ def _verdict(board: Board) -> Text:
 
 
 def _totals(board: Board) -> Text:
-    times = sorted(ms for row in board.rows.values() for ms in row.milliseconds)
+    times = [ms for row in board.rows.values() for ms in row.milliseconds]
+    lags = [1000 * lag for row in board.rows.values() for lag in row.lags]
     changes = sum(row.delta_rows for row in board.rows.values())
     done = board.written
     text = (
         f"  {board.elapsed:.0f} s, {done.transactions:,} transactions"
         f" (rows +{done.inserted:,} ~{done.updated:,} −{done.deleted:,})\n"
-        f"  {board.refreshes:,} refreshes took in {changes:,} change rows"
+        f"  {board.refreshes:,} refreshes by headwater serve took in {changes:,} change rows{_spread(times)}"
     )
-    if len(times) > 1:
-        text += f"; p50 {statistics.median(times):.0f} ms, p95 {statistics.quantiles(times, n=20)[18]:.0f} ms"
+    if lags:
+        text += f"\n  behind their queries, looked at {len(lags):,} times{_spread(lags)}"
     return Text(text)
+
+
+def _spread(milliseconds: list[float]) -> str:
+    if len(milliseconds) < 2:
+        return ""
+    middle, high = statistics.median(milliseconds), statistics.quantiles(milliseconds, n=20)[18]
+    return f"; p50 {middle:,.0f} ms, p95 {high:,.0f} ms"
 
 
 def _problems(board: Board) -> Text:
@@ -320,8 +347,9 @@ def _next_steps(*, given: bool) -> RenderableType:
     init = "it is installed in this database already" if given else "installs it in your database"
     for command, what in (
         ("headwater init --dsn postgresql://…", init),
-        ("headwater create NAME --query 'SELECT …'", "makes a stream table of a query"),
-        ("headwater refresh NAME", "brings it up to date"),
+        ("headwater create NAME --schedule 1s --query 'SELECT …'", "makes a stream table of a query"),
+        ("headwater serve", "keeps all of them fresh"),
+        ("headwater status --watch", "shows how they are doing"),
         ("headwater verify NAME", "compares it with its query"),
         ("docs/", "explains the rest"),
     ):
