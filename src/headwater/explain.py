@@ -60,6 +60,7 @@ class Explanation:
     mode: str
     engine: str
     engine_reason: str
+    schedule: str | None
     reasons: tuple[str, ...]  # why it is not incremental, or why a part of it is not algebraic
     indexes: tuple[MissingIndex, ...]  # on sources, that would turn scans into look-ups
     query: str
@@ -107,6 +108,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         mode=mode,
         engine=decision.engine,
         engine_reason=decision.reason,
+        schedule=stream_table.schedule,
         reasons=tuple(reasons),
         indexes=indexes,
         query=definition.text,

@@ -16,7 +16,7 @@ definition and dependencies get the stream table's number. Until that commits, t
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import psycopg
@@ -29,7 +29,7 @@ from headwater.capture import consumers
 from headwater.capture.registry import LIFECYCLE_LOCK, release_superfluous, share_patience
 from headwater.capture.triggers import CHANGES
 from headwater.catalog import EngineName, Mode, StreamTable
-from headwater.clock import Phases, parse_duration
+from headwater.clock import Phases
 from headwater.config import Settings, storable
 from headwater.db import install
 from headwater.db.connection import (
@@ -75,6 +75,7 @@ from headwater.plan.maintain import HIDDEN, BagPlan, MaintenancePlan
 from headwater.plan.scope import SYSTEM_COLUMNS
 from headwater.refresh import Refresher, Request
 from headwater.registration import effective_mode, register, register_anew
+from headwater.scheduling.schedules import normalized
 
 CREATOR_LOCK = 1_214_607
 """Class of the session locks that creators hold, one for each stream table."""
@@ -131,7 +132,7 @@ class Lifecycle:
         self, name: str, text: str, options: Options, *, or_replace: bool = False, cascade: bool = False
     ) -> StreamTable:
         """Creates a stream table and loads it; with or_replace in place of one of that name."""
-        _check_options(name, options)
+        options = self._checked(name, options)
         schema, table = catalog.split_name(name)
         if schema is None:
             schemas = catalog.user_schemas(self._connection)
@@ -152,7 +153,7 @@ class Lifecycle:
         self, stream_table: StreamTable, text: str, options: Options, *, cascade: bool = False
     ) -> StreamTable:
         """Gives a stream table another query and options, in place; cascade drops what would not fit it."""
-        _check_options(stream_table.label, options)
+        options = self._checked(stream_table.label, options)
         if stream_table.status == "initializing":
             raise _being_created(stream_table.schema, stream_table.name)
         if stream_table.relation is None:
@@ -639,9 +640,8 @@ class Lifecycle:
                 schedule=None if unscheduled else schedule or stream_table.schedule,
             )
             return self.replace(stream_table, text, options, cascade=cascade)
-        _check_options(
-            stream_table.label, Options(mode=mode or "auto", engine=engine or "auto", schedule=schedule)
-        )
+        given = Options(mode=mode or "auto", engine=engine or "auto", schedule=schedule)
+        schedule = _checked_options(stream_table.label, given, stream_table.time_zone).schedule
         refreshing = False
 
         def change() -> None:
@@ -790,19 +790,28 @@ class Lifecycle:
             connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(CHANGES, own[0])))
             connection.execute(query("catalog", "forget_own_capture"), {"id": stream_table_id})
 
+    def _checked(self, label: str, options: Options) -> Options:
+        """Checked options of what will be created by this session, and so in its time zone."""
+        time_zone = self._connection.info.parameter_status("TimeZone")
+        return _checked_options(label, options, time_zone or "UTC")
+
     def _role(self) -> str:
         return str(one(self._connection, "SELECT current_user")[0])
 
 
-def _check_options(label: str, options: Options) -> None:
+def _checked_options(label: str, options: Options, time_zone: str) -> Options:
     for name, value, known in (
         ("mode", options.mode, get_args(Mode)),
         ("engine", options.engine, get_args(EngineName)),
     ):
         if value not in known:
             raise InvalidSetting(f"{label}: there is no {name} {value!r}", hint=f"use {', '.join(known)}")
-    if options.schedule is not None:
-        parse_duration(options.schedule)
+    if options.schedule is None:
+        return options
+    try:
+        return replace(options, schedule=normalized(options.schedule, time_zone))
+    except InvalidSetting as error:
+        raise InvalidSetting(f"{label}: {error.message}", hint=error.hint) from error
 
 
 def _being_created(schema: str, table: str) -> AlreadyExists:

@@ -101,6 +101,11 @@ def shared_options(function: Function) -> Function:
 name_argument = click.argument("name")
 mode_option = click.option("--mode", type=click.Choice(get_args(Mode)), help="How it is kept fresh.")
 engine_option = click.option("--engine", type=click.Choice(get_args(EngineName)), help="What computes it.")
+schedule_option = click.option(
+    "--schedule",
+    metavar="SCHEDULE",
+    help="How fresh it should be: 500ms, 1s, 5m, 1h; a cron expression; calculated, from those who read it.",
+)
 cascade_option = click.option(
     "--cascade", is_flag=True, help="Drop stream tables and consumers that do not fit the new columns."
 )
@@ -557,7 +562,7 @@ def _transfer(
 @name_argument
 @click.option("--query", metavar="SQL", help="The defining query.")
 @click.option("--file", type=click.File("rb"), help="A file with the query; - for standard input.")
-@click.option("--schedule", metavar="DURATION", help="How fresh it should be: 500ms, 1s, 5m, 1h.")
+@schedule_option
 @mode_option
 @engine_option
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if there is a stream table of that name.")
@@ -649,7 +654,7 @@ def _query(query: str | None, file: BinaryIO | None) -> str:
 @name_argument
 @click.option("--query", metavar="SQL", help="Another defining query.")
 @click.option("--file", type=click.File("rb"), help="A file with the query; - for standard input.")
-@click.option("--schedule", metavar="DURATION", help="How fresh it should be: 500ms, 1s, 5m, 1h.")
+@schedule_option
 @click.option("--no-schedule", is_flag=True, help="Refresh only when asked to.")
 @mode_option
 @engine_option

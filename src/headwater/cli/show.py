@@ -360,6 +360,7 @@ def explanation(found: Explanation, console: Console) -> RenderableType:
                 ("stream table", found.stream_table),
                 ("mode", f"{found.mode} (asked for: {found.requested_mode})"),
                 ("engine", f"{found.engine} ({found.engine_reason})"),
+                ("schedule", found.schedule or "none"),
                 *(("reason", reason) for reason in found.reasons),
             ]
         ),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from headwater import jobs
 from headwater.catalog import EngineName, StreamTable
-from headwater.clock import Phases, parse_duration
+from headwater.clock import Phases
 from headwater.config import Settings
 from headwater.db.connection import Connection, connect, one
 from headwater.db.queries import query
@@ -25,6 +25,7 @@ from headwater.engine.spark.compile import compile_program, full_refusal
 from headwater.engine.spark.encoding import Refused
 from headwater.engine.spark.program import Program
 from headwater.plan.maintain import IncrementalPlan, MaintenancePlan
+from headwater.scheduling.schedules import Calculated, parse_schedule, typical_interval
 
 if TYPE_CHECKING:
     from headwater.engine.spark.pipeline import Mover, Pipeline
@@ -82,15 +83,10 @@ class Dispatch:
             return Decision("spark", "asked for", programs, forced=True)
         if action != "delta":
             return self._decide_full(connection, settings, programs)
-        interval = (
-            parse_duration(stream_table.schedule) / timedelta(milliseconds=1)
-            if stream_table.schedule
-            else None
-        )
         verdict = choose(
             rows,
             self._observations(connection, stream_table),
-            interval_ms=interval,
+            interval_ms=self.interval_ms(connection, stream_table),
             spark_runs=spark_runs(),
         )
         return Decision(verdict.engine, verdict.reason, programs if verdict.engine == "spark" else {})
@@ -200,6 +196,18 @@ class Dispatch:
                 f"about {rows:,.0f} rows to read; Spark from spark_min_rows ({settings.spark_min_rows:,})",
             )
         return Decision("spark", f"about {rows:,.0f} rows to read", programs)
+
+    @staticmethod
+    def interval_ms(connection: Connection, stream_table: StreamTable) -> float | None:
+        """How often a stream table is to be refreshed; for one that is calculated, by those who read it."""
+        schedule = parse_schedule(stream_table.schedule, stream_table.time_zone)
+        if isinstance(schedule, Calculated):
+            readers = connection.execute(query("engine", "reader_schedules"), {"id": stream_table.id})
+            schedules = [parse_schedule(*row) for row in readers]
+        else:
+            schedules = [schedule]
+        intervals = [typical_interval(found) for found in schedules if not isinstance(found, Calculated)]
+        return min(intervals) / timedelta(milliseconds=1) if intervals else None
 
     @staticmethod
     def _observations(connection: Connection, stream_table: StreamTable) -> list[Observation]:

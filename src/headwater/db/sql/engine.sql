@@ -41,3 +41,17 @@ SELECT (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY took) FROM (
           AND id > coalesce((SELECT max(id) FROM headwater.refresh
                              WHERE stream_table_id = %(id)s AND action = 'delta' AND status = 'completed'
                                AND rows_in >= %(rows)s), 0))
+
+-- name: reader_schedules
+-- The schedules that a stream table without one of its own is to keep: of those that read it, directly or through others
+-- that have none, with their time zones.
+WITH RECURSIVE readers(id, schedule, time_zone) AS (
+    SELECT id, NULL::text, time_zone FROM headwater.stream_table WHERE id = %(id)s
+  UNION
+    SELECT st.id, st.schedule, st.time_zone
+    FROM readers r
+    JOIN headwater.source s ON s.stream_table_id = r.id
+    JOIN headwater.dependency d ON d.source_id = s.id
+    JOIN headwater.stream_table st ON st.id = d.stream_table_id
+    WHERE coalesce(r.schedule, 'calculated') = 'calculated')
+SELECT schedule, time_zone FROM readers WHERE schedule <> 'calculated'
