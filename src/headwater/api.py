@@ -141,12 +141,12 @@ class Headwater:
         """Stores a setting in the database."""
         install.require_current(self._connection)
         install.require_primary(self._connection)
-        config.checked(name, value)
+        stored = config.written(config.checked(name, value))
         self._connection.execute(
             "INSERT INTO headwater.setting (name, value) VALUES (%s, %s)"
             " ON CONFLICT (name) DO UPDATE SET value = excluded.value, changed_at = clock_timestamp(),"
             " changed_by = current_user",
-            (name.removeprefix(config.PREFIX), value),
+            (name.removeprefix(config.PREFIX), stored),
         )
 
     # stream tables

@@ -2,14 +2,14 @@
 
 Strongest first: a flag or environment variable (`HEADWATER_MAX_BUFFER_ROWS`); the table `headwater.setting`;
 a parameter of the server (`headwater.max_buffer_rows` in postgresql.conf or by ALTER DATABASE … SET); the
-default.
+profile, which is a setting itself and stands for several others; the default.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
@@ -36,7 +36,61 @@ class Settings:
     spark_ui: str = "off"
     spark_timeout: str = "1h"
     spark_min_rows: int = 100_000
+    profile: str = "none"
+    scheduler_interval_ms: int = 1_000
+    event_driven_wake: bool = False
+    parallel_refresh_mode: bool = True
+    max_concurrent_refreshes: int = 4
+    max_dynamic_refresh_workers: int = 4
+    per_database_worker_quota: int = 0
+    tiered_scheduling: bool = False
+    adaptive_workers: bool = False
+    min_workers: int = 1
+    max_workers: int = 8
+    merge_work_mem_mb: int = 0
+    delta_work_mem_cap_mb: int = 0
+    connection_pooler_mode: str = "none"
+    drain: bool = False
 
+
+PROFILES: dict[str, dict[str, str]] = {
+    # Visible within 50 ms of the commit, at the cost of a service that is always at work.
+    "low-latency": {
+        "scheduler_interval_ms": "200",
+        "event_driven_wake": "on",
+        "parallel_refresh_mode": "on",
+        "max_dynamic_refresh_workers": "8",
+        "tiered_scheduling": "on",
+    },
+    # For two hundred stream tables and more.
+    "high-throughput": {
+        "scheduler_interval_ms": "500",
+        "parallel_refresh_mode": "on",
+        "max_dynamic_refresh_workers": "16",
+        "max_concurrent_refreshes": "8",
+        "per_database_worker_quota": "8",
+        "tiered_scheduling": "on",
+        "merge_work_mem_mb": "128",
+    },
+    # For a server of 4 CPUs and 8 GB.
+    "resource-constrained": {
+        "scheduler_interval_ms": "2000",
+        "parallel_refresh_mode": "on",
+        "max_dynamic_refresh_workers": "2",
+        "max_concurrent_refreshes": "2",
+        "tiered_scheduling": "on",
+        "merge_work_mem_mb": "32",
+        "delta_work_mem_cap_mb": "256",
+    },
+}
+MOST_WORKERS = 64
+"""Of a server; each is a connection."""
+MOST_WORK_MEM_MB = 2_097_151
+"""What the server takes."""
+SWITCH = {
+    **dict.fromkeys(("on", "true", "yes", "1"), True),
+    **dict.fromkeys(("off", "false", "no", "0"), False),
+}
 
 MOST_PORTIONS = 10
 """Where deadlock_timeout is very short, the pauses between the attempts are patience enough."""
@@ -65,7 +119,7 @@ class Setting:
 
     name: str
     value: str
-    origin: str  # flag, environment, table, server or default
+    origin: str  # flag, environment, table, server, the profile by its name, or default
     default: str
     description: str
 
@@ -77,6 +131,7 @@ class _Rule:
     maximum: int = 2**31 - 1
     duration: bool = False
     zero_is_off: bool = False
+    switch: bool = False
     choices: tuple[str, ...] = ()
     text: Callable[[str], str] | None = None  # what a text must pass; it says why not by ValueError
 
@@ -156,6 +211,47 @@ RULES: dict[str, _Rule] = {
     "spark_min_rows": _Rule(
         "engine auto loads sources of fewer rows than this inside PostgreSQL", minimum=0, maximum=2**62
     ),
+    "profile": _Rule(
+        "several settings in one word, for those that are not set themselves: " + ", ".join(PROFILES),
+        choices=("none", *PROFILES),
+    ),
+    "scheduler_interval_ms": _Rule("how often the service looks for what is due", minimum=50, maximum=60_000),
+    "event_driven_wake": _Rule("whether a write wakes the service, which then need not wait", switch=True),
+    "parallel_refresh_mode": _Rule(
+        "whether stream tables that do not depend on each other are refreshed at once", switch=True
+    ),
+    "max_concurrent_refreshes": _Rule(
+        "refreshes that run at once in one database", minimum=1, maximum=MOST_WORKERS
+    ),
+    "max_dynamic_refresh_workers": _Rule(
+        "workers of the whole server, each with a connection", minimum=1, maximum=MOST_WORKERS
+    ),
+    "per_database_worker_quota": _Rule(
+        "workers that one database may use while others need them, 0 for all", minimum=0, maximum=MOST_WORKERS
+    ),
+    "tiered_scheduling": _Rule(
+        "whether stream tables whose sources rest are looked at less often", switch=True
+    ),
+    "adaptive_workers": _Rule(
+        "whether the number of workers follows the load, between min_workers and max_workers", switch=True
+    ),
+    "min_workers": _Rule("fewest workers with adaptive_workers", minimum=1, maximum=MOST_WORKERS),
+    "max_workers": _Rule("most workers with adaptive_workers", minimum=1, maximum=MOST_WORKERS),
+    "merge_work_mem_mb": _Rule(
+        "work_mem of the statements of a refresh in MB, 0 for the server's",
+        minimum=0,
+        maximum=MOST_WORK_MEM_MB,
+    ),
+    "delta_work_mem_cap_mb": _Rule(
+        "work_mem of a refresh is held to this many MB divided by the tables that it reads, 0 for no limit",
+        minimum=0,
+        maximum=MOST_WORK_MEM_MB,
+    ),
+    "connection_pooler_mode": _Rule(
+        "what is between here and the server: none, or a pooler that gives connections per transaction",
+        choices=("none", "transaction"),
+    ),
+    "drain": _Rule("whether the service begins no new refresh; capture goes on", switch=True),
 }
 PREFIX = "headwater."
 
@@ -201,6 +297,10 @@ def checked(name: str, text: str) -> Any:
                 raise InvalidSetting(f"setting {bare}: {error.message}", hint=error.hint) from error
             return text.strip()
         return "0ms"
+    if rule.switch:
+        if text.strip().lower() not in SWITCH:
+            raise InvalidSetting(f"setting {bare}: {text!r} is not on or off", hint=rule.description)
+        return SWITCH[text.strip().lower()]
     if rule.choices:
         if text.strip().lower() not in rule.choices:
             raise InvalidSetting(
@@ -225,29 +325,51 @@ def checked(name: str, text: str) -> Any:
     return value
 
 
+def written(value: Any) -> str:
+    """The value of a setting as users write it, and as it is stored.
+
+    >>> written(True), written(7), written("1h")
+    ('on', '7', '1h')
+    """
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
 def milliseconds(duration: str) -> int:
     """A checked duration for the server, which has other units."""
     return 0 if duration == "0ms" else max(1, round(parse_duration(duration) / timedelta(milliseconds=1)))
 
 
 def resolve(*layers: tuple[str, Mapping[str, str]]) -> tuple[Settings, list[Setting]]:
-    """The effective settings from layers of texts, strongest first, and where each came from."""
+    """The effective settings from layers of texts, strongest first, and where each came from.
+
+    The profile is one more layer, the weakest; which one it is, the others say.
+    """
+    profile, _ = _strongest("profile", layers)
+    with_profile = [*layers, (f"profile {profile}", PROFILES.get(profile, {}))]
     values: dict[str, Any] = {}
     shown = []
     for field in fields(Settings):
-        origin, text = next(
-            ((name, layer[field.name]) for name, layer in layers if field.name in layer),
-            ("default", str(field.default)),
-        )
-        values[field.name] = checked(field.name, text)
-        shown.append(
-            Setting(
-                field.name, str(values[field.name]), origin, str(field.default), RULES[field.name].description
-            )
-        )
+        value, origin = _strongest(field.name, with_profile)
+        values[field.name] = value
+        default, description = written(field.default), RULES[field.name].description
+        shown.append(Setting(field.name, written(value), origin, default, description))
     for name, layer in layers:
         for unknown in layer.keys() - RULES.keys():
             raise InvalidSetting(
                 f"unknown setting {unknown!r} in {name}", hint=f"there are {', '.join(sorted(RULES))}"
             )
     return Settings(**values), shown
+
+
+def _strongest(name: str, layers: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[Any, str]:
+    """The value of a setting, and where it came from."""
+    for origin, layer in layers:
+        if name in layer:
+            try:
+                return checked(name, layer[name]), origin
+            except InvalidSetting as error:
+                error.detail = f"that is what the {origin} says"
+                raise
+    return getattr(Settings, name), "default"

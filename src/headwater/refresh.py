@@ -356,6 +356,7 @@ class Refresher:
             connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
             definition = self.read_definition(stream_table)
             self._check_storage(stream_table)
+            self._set_work_mem(len(sources))
         # The signature tells the temporary tables of different plans apart within a session.
         prefix = f"{prefix_of(stream_table.id)}{stream_table.mode}_{definition.signature[:8]}"
         scratch = self._scratch(connection, prefix)
@@ -392,6 +393,21 @@ class Refresher:
             outcome, applied=applied, snapshot=snapshot, elapsed=phases.elapsed, phases=phases.milliseconds
         )
         return replace(outcome, history_id=history.record(connection, outcome))
+
+    def _set_work_mem(self, sources: int) -> None:
+        """Gives the statements of one stream table's refresh the memory that the settings say."""
+        settings = self._settings
+        if settings.merge_work_mem_mb or settings.delta_work_mem_cap_mb:
+            # The stream table before it in this transaction may have been held to less.
+            self._connection.execute("SET LOCAL work_mem TO DEFAULT")
+            self._connection.execute(
+                query("refresh", "set_work_mem"),
+                {
+                    "megabytes": settings.merge_work_mem_mb,
+                    "cap": settings.delta_work_mem_cap_mb,
+                    "sources": sources,
+                },
+            )
 
     def _check_storage(self, stream_table: StreamTable) -> None:
         """Rows that are hidden from who maintains them would be taken for missing ones."""

@@ -187,7 +187,7 @@ def test_reference_names_every_verb_and_option() -> None:
 
 def test_reference_names_every_setting_with_its_default() -> None:
     for setting in fields(config.Settings):
-        assert f"| `{setting.name}` | `{setting.default}` |" in REFERENCE
+        assert f"| `{setting.name}` | `{config.written(setting.default)}` |" in REFERENCE
 
 
 def test_reference_names_every_error() -> None:
@@ -210,7 +210,9 @@ def test_reference_names_what_python_offers() -> None:
     assert set(headwater.__all__) <= NAMED, set(headwater.__all__) - NAMED
 
 
-@pytest.mark.parametrize("view", ["stream_tables", "refresh_history", "running_jobs", "consumers"])
+@pytest.mark.parametrize(
+    "view", ["stream_tables", "refresh_history", "running_jobs", "consumers", "settings"]
+)
 def test_reference_names_every_column_of_the_views(conn: psycopg.Connection, view: str) -> None:
     section = re.split(r"^\*\*`headwater\.", REFERENCE, flags=re.MULTILINE)
     text = next(part for part in section if part.startswith(f"{view}`**"))

@@ -6,10 +6,11 @@ from dataclasses import fields
 
 import pytest
 
-from headwater.config import RULES, Settings, checked, resolve, spark_options
+from headwater.config import PROFILES, RULES, Settings, checked, resolve, spark_options, written
 from headwater.errors import InvalidSetting
 
 LAYERS = ("flag", "environment", "table", "server")
+SWITCHES = ("event_driven_wake", "parallel_refresh_mode", "tiered_scheduling", "adaptive_workers", "drain")
 
 
 def test_defaults() -> None:
@@ -77,6 +78,31 @@ def test_an_unknown_setting_is_named_with_its_origin(layer: str) -> None:
         ("spark_ui", "yes", "setting spark_ui: 'yes' is not off or on"),
         ("spark_timeout", "0s", "setting spark_timeout: '0s' is not longer than zero"),
         ("spark_min_rows", "-1", "setting spark_min_rows: -1 is below 0"),
+        ("scheduler_interval_ms", "49", "setting scheduler_interval_ms: 49 is below 50"),
+        ("scheduler_interval_ms", "60001", "setting scheduler_interval_ms: 60001 is above 60000"),
+        ("max_concurrent_refreshes", "0", "setting max_concurrent_refreshes: 0 is below 1"),
+        ("max_concurrent_refreshes", "65", "setting max_concurrent_refreshes: 65 is above 64"),
+        ("max_dynamic_refresh_workers", "0", "setting max_dynamic_refresh_workers: 0 is below 1"),
+        ("max_dynamic_refresh_workers", "65", "setting max_dynamic_refresh_workers: 65 is above 64"),
+        ("per_database_worker_quota", "-1", "setting per_database_worker_quota: -1 is below 0"),
+        ("per_database_worker_quota", "65", "setting per_database_worker_quota: 65 is above 64"),
+        ("min_workers", "0", "setting min_workers: 0 is below 1"),
+        ("max_workers", "65", "setting max_workers: 65 is above 64"),
+        ("merge_work_mem_mb", "-1", "setting merge_work_mem_mb: -1 is below 0"),
+        ("merge_work_mem_mb", "2097152", "setting merge_work_mem_mb: 2097152 is above 2097151"),
+        ("delta_work_mem_cap_mb", "-1", "setting delta_work_mem_cap_mb: -1 is below 0"),
+        ("drain", "maybe", "setting drain: 'maybe' is not on or off"),
+        ("event_driven_wake", "", "setting event_driven_wake: '' is not on or off"),
+        (
+            "connection_pooler_mode",
+            "session",
+            "setting connection_pooler_mode: 'session' is not none or transaction",
+        ),
+        (
+            "profile",
+            "fast",
+            "setting profile: 'fast' is not none or low-latency or high-throughput or resource-constrained",
+        ),
         ("no_such", "1", "there is no setting 'no_such'"),
         ("headwater.no_such", "1", "there is no setting 'headwater.no_such'"),
     ],
@@ -120,10 +146,101 @@ def test_a_malformed_setting_that_a_stronger_layer_hides_does_no_harm() -> None:
         ("spark_conf", " spark.cores.max=4 ", "spark.cores.max=4"),
         ("spark_ui", "ON", "on"),
         ("spark_min_rows", "0", 0),
+        ("scheduler_interval_ms", "50", 50),
+        ("scheduler_interval_ms", "60000", 60_000),
+        ("max_dynamic_refresh_workers", "64", 64),
+        ("per_database_worker_quota", "0", 0),
+        ("merge_work_mem_mb", "2097151", 2_097_151),
+        ("connection_pooler_mode", "Transaction", "transaction"),
+        ("profile", " Low-Latency ", "low-latency"),
+        *((name, text, True) for name in SWITCHES for text in ("on", "TRUE", " yes ", "1")),
+        *((name, text, False) for name in SWITCHES for text in ("off", "False", "no", "0")),
     ],
 )
 def test_a_value_is_read(name: str, text: str, value: object) -> None:
     assert checked(name, text) == value
+
+
+def test_a_value_is_written_as_it_is_read() -> None:
+    for field in fields(Settings):
+        value = getattr(Settings(), field.name)
+        assert checked(field.name, written(value)) == value
+    assert [written(True), written(False)] == ["on", "off"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("none", Settings()),
+        (
+            "low-latency",
+            Settings(
+                profile="low-latency",
+                scheduler_interval_ms=200,
+                event_driven_wake=True,
+                parallel_refresh_mode=True,
+                max_dynamic_refresh_workers=8,
+                tiered_scheduling=True,
+            ),
+        ),
+        (
+            "high-throughput",
+            Settings(
+                profile="high-throughput",
+                scheduler_interval_ms=500,
+                parallel_refresh_mode=True,
+                max_dynamic_refresh_workers=16,
+                max_concurrent_refreshes=8,
+                per_database_worker_quota=8,
+                tiered_scheduling=True,
+                merge_work_mem_mb=128,
+            ),
+        ),
+        (
+            "resource-constrained",
+            Settings(
+                profile="resource-constrained",
+                scheduler_interval_ms=2000,
+                parallel_refresh_mode=True,
+                max_dynamic_refresh_workers=2,
+                max_concurrent_refreshes=2,
+                tiered_scheduling=True,
+                merge_work_mem_mb=32,
+                delta_work_mem_cap_mb=256,
+            ),
+        ),
+    ],
+)
+def test_a_profile_stands_for_several_settings(profile: str, expected: Settings) -> None:
+    settings, shown = resolve(("table", {"profile": profile}))
+    assert settings == expected
+    origins = {setting.name: setting.origin for setting in shown}
+    given = PROFILES.get(profile, {})
+    assert {name for name, origin in origins.items() if origin == f"profile {profile}"} == given.keys()
+    assert {name for name, origin in origins.items() if origin == "table"} == {"profile"}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_profile_is_weaker_than_each_layer_wherever_it_was_chosen(layer: str) -> None:
+    layers = [(name, {"scheduler_interval_ms": "300"} if name == layer else {}) for name in LAYERS]
+    layers[0][1]["profile"] = "low-latency"
+    settings, shown = resolve(*layers)
+    assert (settings.scheduler_interval_ms, settings.max_dynamic_refresh_workers) == (300, 8)
+    assert {setting.origin for setting in shown if setting.name == "scheduler_interval_ms"} == {layer}
+
+
+def test_the_strongest_profile_counts_alone() -> None:
+    settings, _ = resolve(("table", {"profile": "low-latency"}), ("server", {"profile": "high-throughput"}))
+    assert (settings.scheduler_interval_ms, settings.merge_work_mem_mb) == (200, 0)
+    settings, _ = resolve(("flag", {"profile": "none"}), ("table", {"profile": "low-latency"}))
+    assert settings == Settings()
+
+
+def test_a_malformed_one_is_named_with_its_origin() -> None:
+    for name, text in (("profile", "fast"), ("drain", "perhaps")):
+        with pytest.raises(InvalidSetting, match=f"setting {name}: '{text}' is not") as refused:
+            resolve(("flag", {}), ("table", {name: text}))
+        assert refused.value.detail == "that is what the table says"
 
 
 @pytest.mark.parametrize("field", fields(Settings), ids=lambda field: field.name)

@@ -473,3 +473,6 @@ SELECT c.name AS consumer,
 FROM headwater.consumer c
 JOIN headwater.source s ON s.id = c.source_id
 JOIN headwater.stream_tables st ON st.id = s.stream_table_id;
+
+-- What is set for this database, by the name that users look for.
+CREATE VIEW headwater.settings AS SELECT name, value, changed_at, changed_by FROM headwater.setting;

@@ -93,3 +93,6 @@ CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.dependency
     FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
 CREATE TRIGGER notify AFTER INSERT OR UPDATE OR DELETE ON headwater.setting
     FOR EACH STATEMENT EXECUTE FUNCTION headwater.notify_catalog();
+
+-- What is set for this database, by the name that users look for.
+CREATE VIEW headwater.settings AS SELECT name, value, changed_at, changed_by FROM headwater.setting;

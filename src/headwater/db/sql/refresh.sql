@@ -3,6 +3,16 @@
 SELECT s.change_table, array(SELECT attnum::int FROM headwater.source_column c WHERE c.source_id = s.id ORDER BY attnum)
 FROM headwater.source s WHERE s.stream_table_id = %(id)s AND s.change_table IS NOT NULL
 
+-- name: set_work_mem
+-- Gives the rest of the transaction the work_mem of a refresh, in MB, or the session's own for 0; but only so much that as
+-- many hash tables as there are sources stay within a limit, unless that is 0. The server gives each of them more by a factor.
+SELECT set_config('work_mem', greatest(64, least(
+    CASE WHEN %(megabytes)s::bigint > 0 THEN %(megabytes)s::bigint * 1024
+         ELSE pg_size_bytes(current_setting('work_mem')) / 1024 END,
+    CASE WHEN %(cap)s::bigint > 0
+         THEN %(cap)s::bigint * 1024 / (greatest(1, %(sources)s::int) * current_setting('hash_mem_multiplier')::float8)
+         END))::bigint || 'kB', true)
+
 -- name: temporary_tables
 -- Those that refreshes made in this session, and whether they are in somebody's way: a domain cannot be altered while
 -- another session has a temporary table of it, and nothing needs those of a stream table that is gone. Also their age in
