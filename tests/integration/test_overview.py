@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -29,7 +28,7 @@ def numbers(conn: Connection, *tables: str) -> None:
 
 
 @pytest.fixture
-def looked_into(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def looked_into(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The change tables that were opened."""
     opened: list[str] = []
     pending = buffers.pending
@@ -39,7 +38,7 @@ def looked_into(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return pending(connection, sources, *rest)
 
     monkeypatch.setattr(buffers, "pending", watched)
-    yield opened
+    return opened
 
 
 def test_each_state_and_what_comes_first(hw: Headwater, conn: Connection) -> None:

@@ -147,7 +147,7 @@ def test_a_failure_is_one_line_on_one_line(hw: Headwater, conn: Connection, prog
     conn.execute("CREATE TABLE numbers (id int PRIMARY KEY, n int)")
     hw.create("inverse", "SELECT id, 1 / n AS x FROM numbers", schedule="50ms")
     services = [program("serve", "--database", conn.info.dbname, "--log-format", each) for each in FORMATS]
-    leader = eventually(lambda: next((each for each in services if said(each, "scheduling")()), None))
+    [leader] = eventually(lambda: [each for each in services if said(each, "scheduling")()])
     conn.execute("INSERT INTO numbers VALUES (1, 0)")
     eventually(said(leader, "suspended"))
     for service in services:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-from rich.console import Group, RenderableType
+from rich.console import ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -27,9 +27,19 @@ from headwater.overview import COUNTED_ROWS, STATES, Glance, Overview, ServiceSt
 WATCH_SECONDS = 1.0
 PIPED_LINES = 40
 """Stream tables that are shown where there is no terminal whose height says how many."""
-AROUND = 4
-"""Lines above and below those of the stream tables."""
-COLUMNS = ("stream table", "state", "schedule", "tier", "lag", "waiting", "last refresh", "now")
+AROUND = 7
+"""Lines above and below those of the stream tables, and the one that a terminal's cursor is on."""
+COLUMNS = {
+    "stream table": 0,
+    "state": 0,
+    "schedule": 90,
+    "tier": 110,
+    "lag": 0,
+    "waiting": 60,
+    "last refresh": 80,
+    "now": 110,
+}
+"""With the width that a terminal must have for each to be shown."""
 STYLES: dict[State, str] = {
     "broken": "bold red",
     "failing": "bold red",
@@ -43,9 +53,9 @@ STYLES: dict[State, str] = {
 
 
 def follow(
-    invocation: Invocation, look: Callable[[], Any], drawn: Callable[[Any, int], RenderableType]
+    invocation: Invocation, look: Callable[[], Any], drawn: Callable[[Any, ConsoleDimensions], RenderableType]
 ) -> None:
-    """Until interrupted. `drawn` is told how many lines there are."""
+    """Until interrupted. `drawn` is told how much room there is."""
     console = invocation.console
     if invocation.format == "json":
         while True:
@@ -53,47 +63,56 @@ def follow(
             time.sleep(WATCH_SECONDS)
     if not console.is_terminal:
         while True:
-            invocation.print(drawn(look(), PIPED_LINES + AROUND))
+            invocation.print(drawn(look(), ConsoleDimensions(console.width, PIPED_LINES + AROUND)))
             time.sleep(WATCH_SECONDS)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            live.update(drawn(look(), console.size.height), refresh=True)
+            live.update(drawn(look(), console.size), refresh=True)
             time.sleep(WATCH_SECONDS)
 
 
-def overview(found: Overview, height: int) -> RenderableType:
-    """A state in at most so many lines."""
+def overview(found: Overview, size: ConsoleDimensions) -> RenderableType:
+    """A state in as much room as there is."""
     if not found.stream_tables:
         return Group(
             *_header(found), show.lines("there are no stream tables", "next: headwater create --help")
         )
-    room = max(1, height - AROUND - 1)
-    shown = found.stream_tables[:room]
+    shown = found.stream_tables[: max(1, size.height - AROUND)]
+    columns = [name for name, width in COLUMNS.items() if size.width >= width]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in COLUMNS:
-        numeric = name in ("lag", "waiting")
-        drawn.add_column(name, justify="right" if numeric else "left", no_wrap=True, overflow="ellipsis")
+    for name in columns:
+        drawn.add_column(
+            name,
+            justify="right" if name in ("lag", "waiting") else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            # What is last may be cut, what is first may not.
+            min_width=min(24, max(len(glance.stream_table) for glance in shown))
+            if name == "stream table"
+            else None,
+        )
     for glance in shown:
-        drawn.add_row(*_row(glance, found))
+        cells = _cells(glance, found)
+        drawn.add_row(*(cells[name] for name in columns))
     rest = len(found.stream_tables) - len(shown)
     return Group(*_header(found), drawn, *([Text(f"and {rest:,} more", style="dim")] if rest else []))
 
 
-def _row(glance: Glance, found: Overview) -> list[RenderableType]:
-    last = ""
+def _cells(glance: Glance, found: Overview) -> dict[str, RenderableType]:
+    last = show.NOTHING
     if glance.last_action is not None:
         took = show.milliseconds(glance.last_refresh_ms)
         last = f"{glance.last_action} {show.ago(glance.last_refresh_at, found.at)}, {took}"
-    return [
-        printable(glance.stream_table),
-        Text(glance.state, style=STYLES[glance.state]),
-        glance.schedule or show.NOTHING,
-        glance.tier or show.NOTHING,
-        _lag(glance.lag_seconds),
-        _waiting(glance.pending_rows),
-        last or show.NOTHING,
-        _now(glance),
-    ]
+    return {
+        "stream table": printable(glance.stream_table),
+        "state": Text(glance.state, style=STYLES[glance.state]),
+        "schedule": glance.schedule or show.NOTHING,
+        "tier": glance.tier or show.NOTHING,
+        "lag": _lag(glance.lag_seconds),
+        "waiting": _waiting(glance.pending_rows),
+        "last refresh": last,
+        "now": _now(glance),
+    }
 
 
 def _lag(seconds: float | None) -> str:
