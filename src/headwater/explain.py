@@ -12,6 +12,7 @@ from headwater.catalog import Frontier, StreamTable
 from headwater.clock import Phases
 from headwater.db.connection import Connection, transaction
 from headwater.db.work import Recorder
+from headwater.engine.experience import Prediction
 from headwater.keeping import kept_layers, kept_parts
 from headwater.maintenance import apply, bring_kept_up_to_date, compute, stage
 from headwater.plan.aggregates import obstacle
@@ -62,6 +63,7 @@ class Explanation:
     engine_reason: str
     schedule: str | None
     reasons: tuple[str, ...]  # why it is not incremental, or why a part of it is not algebraic
+    predictions: tuple[Prediction, ...]  # what deltas of several sizes are expected to take
     indexes: tuple[MissingIndex, ...]  # on sources, that would turn scans into look-ups
     query: str
     operators: tuple[Operator, ...]
@@ -110,6 +112,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         engine_reason=decision.reason,
         schedule=stream_table.schedule,
         reasons=tuple(reasons),
+        predictions=refresher.predictions(stream_table) if mode == "differential" else (),
         indexes=indexes,
         query=definition.text,
         operators=tuple(_operators(plan, kept)),

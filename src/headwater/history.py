@@ -38,6 +38,7 @@ class Outcome:
     engine_reason: str = ""
     bytes_in: int | None = None  # read from the database by an engine outside it
     bytes_out: int | None = None  # written back by it
+    predicted_ms: float | None = None  # what it was expected to take, if there was one like it
 
     @property
     def duration_ms(self) -> float:
@@ -69,6 +70,7 @@ class HistoryEntry:
     engine_reason: str = ""
     bytes_in: int | None = None
     bytes_out: int | None = None
+    predicted_ms: float | None = None
 
 
 def record(connection: Connection, outcome: Outcome) -> int:
@@ -96,6 +98,7 @@ def record(connection: Connection, outcome: Outcome) -> int:
             "engine_reason": outcome.engine_reason,
             "bytes_in": outcome.bytes_in,
             "bytes_out": outcome.bytes_out,
+            "predicted_ms": outcome.predicted_ms,
         },
     )
     return int(row[0])

@@ -398,8 +398,7 @@ class Lifecycle:
         shown = replaced or loaded
         closure = catalog.closure(connection, candidate)
         with transaction(connection, repeatable_read=True):
-            refresher.name_transaction(shown.id)
-            refresher.lock_tables(closure)
+            refresher.begin(shown.id, closure)
             install.hold_version(connection)
             if replaced is not None:
                 succession.hold(connection, (replaced.schema, replaced.name))

@@ -47,6 +47,7 @@ from headwater.db.work import Recorder, Scratch, drop_unused, prefix_of
 from headwater.definition import Definition, DefinitionReader, definition_oid
 from headwater.engine.base import Engines, Inexact
 from headwater.engine.dispatch import Action, Decision, Dispatch
+from headwater.engine.experience import Prediction, Took
 from headwater.engine.postgres import PostgresEngine, in_postgres
 from headwater.errors import (
     ClaimLost,
@@ -62,7 +63,7 @@ from headwater.history import Outcome
 from headwater.keeping import keep_anew, kept_layers
 from headwater.maintenance import apply, bring_kept_up_to_date, compute, concerns, stage
 from headwater.plan.maintain import GroupPlan, MaintenancePlan
-from headwater.registration import bring_up_to_date, follow_renames, outdated
+from headwater.registration import Outdated, bring_up_to_date, follow_renames, outdated
 
 if TYPE_CHECKING:
     from headwater.engine.spark.engine import SparkEngine
@@ -121,6 +122,10 @@ class MemberFailed(Exception):
         return None
 
 
+LOCK_STREAM_TABLE = "SELECT FROM headwater.stream_table WHERE id = {} FOR NO KEY UPDATE"
+"""Holds off other refreshes; fails with 40001 if the row changed since this transaction's snapshot."""
+LOCK_FRONTIER = "SELECT FROM headwater.frontier WHERE stream_table_id = {} FOR NO KEY UPDATE"
+"""Fails with 40001 if another refresh has moved the frontier since this transaction's snapshot."""
 DATA_EXCEPTION = "22"
 DOMAIN_VIOLATIONS = ("23502", "23514")
 """A domain was given a constraint that rows which were there before need not meet."""
@@ -232,6 +237,18 @@ class Refresher:
                 if not isinstance(failure, ClaimLost):  # whoever has it now makes the record
                     self._record_failure(whole, started)
                 raise whole from failure.__cause__
+        for outcome in outcomes:
+            self._dispatch.experience.add(
+                Took(
+                    outcome.stream_table_id,
+                    outcome.action,
+                    outcome.engine,
+                    outcome.engine_reason,
+                    outcome.rows_in,
+                    outcome.duration_ms,
+                    outcome.phases,
+                )
+            )
         self._clean(outcomes)
         return outcomes
 
@@ -244,41 +261,46 @@ class Refresher:
         except MemberFailed as failed:
             raise failed.error from failed.error.__cause__
 
-    def name_transaction(self, stream_table_id: int) -> None:
-        """Lets others find the transaction that refreshes a stream table, to cancel it; takes no snapshot."""
-        self._connection.execute(f"SET LOCAL application_name = 'headwater refresh {stream_table_id:d}'")
-
     def follow_renames(self, closure: Closure) -> None:
         """Adopts the names that users gave to columns of stream tables."""
         follow_renames(self._connection, self._reader, closure.order)
 
+    def begin(self, stream_table_id: int, closure: Closure) -> None:
+        """Opens the transaction that refreshes a stream table; takes no snapshot.
+
+        Others find it by its name, to cancel it. TRUNCATE and rewrites, which no snapshot shows as they were,
+        are kept off the tables that are read from here on.
+        """
+        name = sql.SQL("SET LOCAL application_name = {}").format(
+            sql.Literal(f"headwater refresh {stream_table_id}")
+        )
+        self._connection.execute(sql.SQL("; ").join([name, *self._locks(closure)]), prepare=False)
+
     def lock_tables(self, closure: Closure) -> None:
-        """Keeps TRUNCATE and rewrites, which no snapshot shows as they were, off tables from here on."""
-        if closure.tables:
-            names = sql.SQL(", ").join(sql.Identifier(*table) for table in closure.tables)
-            timeout = self._settings.lock_timeout_ms
-            self._connection.execute(
-                sql.SQL(
-                    "SET LOCAL lock_timeout = {}; LOCK TABLE {} IN ACCESS SHARE MODE;"
-                    " SET LOCAL lock_timeout = {}"
-                ).format(sql.Literal(max(1, timeout // max(1, closure.locks))), names, sql.Literal(timeout)),
-                prepare=False,
-            )
+        """As `begin` does, in a transaction that refreshes nothing."""
+        if locks := self._locks(closure):
+            self._connection.execute(sql.SQL("; ").join(locks), prepare=False)
+
+    def _locks(self, closure: Closure) -> list[sql.Composable]:
+        if not closure.tables:
+            return []
+        names = sql.SQL(", ").join(sql.Identifier(*table) for table in closure.tables)
+        timeout = self._settings.lock_timeout_ms
+        limit = sql.SQL("SET LOCAL lock_timeout = {}")
+        return [
+            limit.format(sql.Literal(max(1, timeout // max(1, closure.locks)))),
+            sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names),
+            limit.format(sql.Literal(timeout)),
+        ]
 
     def _attempt(
         self, stream_table_id: int, find: Callable[[], Closure], request: Request, claim: Claim | None
     ) -> list[Outcome]:
         connection = self._connection
         closure = self._adopt(find)
-        for member in catalog.stream_tables(connection, list(closure.order)):
-            if member.mode == "differential" and member.frontier is None:
-                # Protects the change rows from here on until the rebuild has its own snapshot.
-                connection.execute(query("catalog", "set_frontier"), {"id": member.id})
-                self._mark_for_rebuild(member.id, member.rebuild_reason or "it has never been loaded")
         try:
             with transaction(connection, repeatable_read=True):
-                self.name_transaction(stream_table_id)
-                self.lock_tables(closure)
+                self.begin(stream_table_id, closure)
                 install.hold_version(connection)
                 if claim is not None:
                     claim.hold(connection)
@@ -301,7 +323,7 @@ class Refresher:
         return self._adopt(lambda: catalog.closure(self._connection, stream_table_id))
 
     def _adopt(self, find: Callable[[], Closure]) -> Closure:
-        closure, adopted = find(), list[tuple[str, int]]()
+        closure, adopted = find(), list[Outdated]()
         while (found := bring_up_to_date(self._connection, self._reader, closure.order)) and found != adopted:
             adopted, closure = found, find()  # it may read more
         return closure
@@ -353,7 +375,6 @@ class Refresher:
             )
         with phases.measure("plan"):
             self.lock(stream_table)
-            connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
             definition = self.read_definition(stream_table)
             self._check_storage(stream_table)
             self._set_work_mem(len(sources))
@@ -380,15 +401,15 @@ class Refresher:
             outcome,
             engine=decision.engine,
             engine_reason=decision.reason,
+            predicted_ms=decision.predicted_ms,
             bytes_in=traffic.bytes_read if traffic and traffic.known else None,
             bytes_out=traffic.bytes_written if traffic else None,
         )
         with phases.measure("record"):
             self._check_partitions(stream_table, sources)
-            connection.execute(query("catalog", "set_frontier"), {"id": stream_table.id})
+            snapshot = one(connection, query("catalog", "set_frontier"), {"id": stream_table.id})[0]
             if stream_table.rebuild_reason is not None:
                 self._mark_for_rebuild(stream_table.id, None)
-            snapshot = one(connection, "SELECT pg_current_snapshot()::text")[0]
         outcome = replace(
             outcome, applied=applied, snapshot=snapshot, elapsed=phases.elapsed, phases=phases.milliseconds
         )
@@ -432,12 +453,21 @@ class Refresher:
             raise psycopg.errors.SerializationFailure(f"a partition of {moved} was attached meanwhile")
 
     def lock(self, stream_table: StreamTable) -> None:
-        """Waits as long as it takes for another refresh of the stream table, which keeps no user waiting."""
-        self._connection.execute("SET LOCAL lock_timeout = 0")
-        self._connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table.id})
-        # Who was overtaken must stop here: kept results that were made anew since are empty in its snapshot.
-        self._connection.execute(query("catalog", "lock_frontier"), {"id": stream_table.id})
-        self._connection.execute(f"SET LOCAL lock_timeout = {self._settings.lock_timeout_ms:d}")
+        """Waits as long as it takes for another refresh of the stream table, which keeps no user waiting.
+
+        Who was overtaken stops here: kept results that were made anew since are empty in its snapshot.
+        """
+        self._connection.execute(
+            sql.SQL(
+                "SET LOCAL lock_timeout = 0; {}; {}; SET LOCAL lock_timeout = {}; SET LOCAL TimeZone = {}"
+            ).format(
+                sql.SQL(LOCK_STREAM_TABLE).format(sql.Literal(stream_table.id)),
+                sql.SQL(LOCK_FRONTIER).format(sql.Literal(stream_table.id)),
+                sql.Literal(self._settings.lock_timeout_ms),
+                sql.Literal(stream_table.time_zone),
+            ),
+            prepare=False,
+        )
 
     def _choose(self, stream_table: StreamTable, sources: list[CatalogSource], request: Request) -> _Choice:
         if request.full:
@@ -699,6 +729,14 @@ class Refresher:
             action,
             rows,
         )
+        expected = self._dispatch.experience.predicted_ms(
+            self._connection,
+            work.stream_table.id,
+            full=action != "delta",
+            engine=decision.engine,
+            rows=rows,
+        )
+        decision = replace(decision, predicted_ms=expected)
         self._decisions[work.stream_table.id] = decision
         return decision
 
@@ -711,6 +749,10 @@ class Refresher:
     ) -> tuple[Engines, Decision]:
         """The engines of an ordinary delta, writing down what they would do."""
         return self._dispatch.explained(self._connection, stream_table, definition, plans, recorder)
+
+    def predictions(self, stream_table: StreamTable) -> tuple[Prediction, ...]:
+        """What refreshes of several sizes are expected to take."""
+        return self._dispatch.experience.predictions(self._connection, stream_table.id)
 
     def _computed(
         self, work: _Work, decision: Decision, action: Action, run: Callable[[Engines], Result]

@@ -12,7 +12,7 @@ called so. Before all else, the column of the definition and that of the storage
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -130,31 +130,47 @@ def register_anew(
     release_superfluous(connection)
 
 
-def outdated(connection: Connection, members: Sequence[int]) -> list[tuple[str, int]]:
-    """Stream tables among these with another definition than was planned, and sources with broken capture."""
+class Outdated(NamedTuple):
+    """Something that a refresh cannot trust: of a stream table, or the capture of a source."""
+
+    what: Literal["renamed", "frontier", "definition", "capture"]
+    id: int
+
+
+def outdated(connection: Connection, members: Sequence[int]) -> list[Outdated]:
+    """What a refresh of these stream tables cannot trust."""
     try:
         found = connection.execute(query("catalog", "outdated"), {"ids": sorted(members)}).fetchall()
     except psycopg.errors.InternalError_ as error:  # a definition was replaced while it was looked at
         raise psycopg.errors.SerializationFailure(str(error)) from error
-    return [(str(kind), int(number)) for kind, number in found]
+    return [Outdated(*row) for row in found]
 
 
 def bring_up_to_date(
     connection: Connection, reader: DefinitionReader, members: Sequence[int]
-) -> list[tuple[str, int]]:
-    """Adopts changed definitions and repairs broken capture, for a refresh to trust; what these were."""
-    follow_renames(connection, reader, members)
+) -> list[Outdated]:
+    """Adopts changed names and definitions and repairs broken capture, for a refresh to trust; which."""
     found = outdated(connection, members)
-    for kind, number in found:
+    if any(item.what == "renamed" for item in found):
+        follow_renames(connection, reader, members)
+        found = outdated(connection, members)
+    for item in found:
+        if item.what == "frontier":
+            # Protects the change rows from here on until the rebuild has its own snapshot.
+            connection.execute(query("catalog", "set_frontier"), {"id": item.id})
+            stream_table = catalog.stream_table(connection, item.id)
+            reason = stream_table.rebuild_reason or "it has never been loaded"
+            connection.execute(query("catalog", "set_rebuild_reason"), {"id": item.id, "reason": reason})
+            continue
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
             install.hold_version(connection)
-            if kind == "capture":
-                share_patience(connection, [one(connection, query("catalog", "source"), {"id": number})[0]])
-                reinstall(connection, number)
+            if item.what == "capture":
+                share_patience(connection, [one(connection, query("catalog", "source"), {"id": item.id})[0]])
+                reinstall(connection, item.id)
             else:
-                connection.execute(query("catalog", "lock_stream_table"), {"id": number})
-                _adopt(connection, reader, catalog.stream_table(connection, number))
+                connection.execute(query("catalog", "lock_stream_table"), {"id": item.id})
+                _adopt(connection, reader, catalog.stream_table(connection, item.id))
     return found
 
 

@@ -56,22 +56,26 @@ def apply_bag(scratch: Scratch, plan: RecomputePlan, target: Target) -> Applied:
         f" FROM {delta} AS d JOIN {target.storage} AS s ON {plan.same_row('s', 'd')}"
         f" WHERE d.{WEIGHT} < 0) AS c WHERE c.copy <= c.wanted",
     )
-    wanted = scratch.row(
-        "check", f"SELECT coalesce(sum(-{WEIGHT}) FILTER (WHERE {WEIGHT} < 0), 0)::bigint FROM {delta}"
-    )[0]
+    wanted, coming = scratch.row(
+        "check",
+        f"SELECT coalesce(sum(-{WEIGHT}) FILTER (WHERE {WEIGHT} < 0), 0)::bigint,"
+        f" coalesce(sum({WEIGHT}) FILTER (WHERE {WEIGHT} > 0), 0)::bigint FROM {delta}",
+    )
     if gone != wanted:
         raise _drift(target, f"{wanted} rows should go, {gone} of them are stored")
     _emit(scratch, target, plan.outputs, f"SELECT * FROM {delta}")
-    deleted = scratch.run(
-        "delete",
-        f"DELETE FROM {target.storage} AS s USING {scratch.name('gone')} AS c WHERE s.ctid = c.{ROW}",
-    )
-    inserted = scratch.run(
-        "insert",
-        f"INSERT INTO {target.storage} ({columns}) SELECT {qualified} FROM {delta} AS d,"
-        f" generate_series(1, d.{WEIGHT}) AS copy WHERE d.{WEIGHT} > 0",
-    )
-    return Applied(inserted=inserted, deleted=deleted)
+    if gone:
+        scratch.run(
+            "delete",
+            f"DELETE FROM {target.storage} AS s USING {scratch.name('gone')} AS c WHERE s.ctid = c.{ROW}",
+        )
+    if coming:
+        scratch.run(
+            "insert",
+            f"INSERT INTO {target.storage} ({columns}) SELECT {qualified} FROM {delta} AS d,"
+            f" generate_series(1, d.{WEIGHT}) AS copy WHERE d.{WEIGHT} > 0",
+        )
+    return Applied(inserted=coming, deleted=gone)
 
 
 def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: str | None) -> Applied:
@@ -80,16 +84,12 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
     Affected are the keys in the table named, or all groups there are.
     """
     result, storage = scratch.name("result"), target.storage
-    if plan.algebra:
-        negative = scratch.row("check", f"SELECT count(*) FROM {result} WHERE {ROW_COUNT} < 0")[0]
-        if negative:
-            raise _drift(target, f"{negative} groups would have fewer than no rows")
     columns = [identifier(name) for name in plan.stored_columns]
     shown_before = f"s.{VISIBLE}" if plan.hides_groups else "s.ctid IS NOT NULL"
     stored, new = (", ".join(f"{alias}.{column}" for column in columns) for alias in ("s", "r"))
     before, after = (", ".join(f"{alias}.{column.sql}" for column in plan.outputs) for alias in ("s", "r"))
     differs = f"record_image_ne(ROW({before}), ROW({after}))"
-    scratch.fill(
+    changed_rows = scratch.fill(
         "changed",
         f"SELECT s.ctid AS {ROW}, coalesce({shown_before}, false) AS {SHOWN}, {differs} AS {DIFFERS}, {new}"
         f" FROM {result} AS r LEFT JOIN {storage} AS s ON {plan.same_stored('s', 'r')}"
@@ -98,12 +98,26 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
     candidates = f"{storage} AS s"
     if affected:
         candidates = f"{affected} AS a JOIN {candidates} ON {plan.same_key('s', 'a')}"
-    scratch.fill(
+    gone_rows = scratch.fill(
         "gone",
         f"SELECT s.ctid AS {ROW}, {shown_before} AS {SHOWN} FROM {candidates}"
         f" WHERE NOT EXISTS (SELECT FROM {result} AS r WHERE {plan.same_stored('r', 's')})",
     )
+    if not changed_rows and not gone_rows and not target.staged:
+        return Applied()
     changed, gone = scratch.name("changed"), scratch.name("gone")
+    shown_now = VISIBLE if plan.hides_groups else "true"
+    negative = f"{ROW_COUNT} < 0" if plan.algebra else "false"  # such a group cannot be what is stored
+    *counts, new_rows, impossible = scratch.row(
+        "count",
+        f"SELECT count(*) FILTER (WHERE {shown_now} AND NOT {SHOWN}),"
+        f" count(*) FILTER (WHERE {shown_now} AND {SHOWN} AND {DIFFERS}),"
+        f" count(*) FILTER (WHERE NOT {shown_now} AND {SHOWN})"
+        f" + (SELECT count(*) FROM {gone} WHERE {SHOWN}),"
+        f" count(*) FILTER (WHERE {ROW} IS NULL), count(*) FILTER (WHERE {negative}) FROM {changed}",
+    )
+    if impossible:
+        raise _drift(target, f"{impossible} groups would have fewer than no rows")
     if target.change_table or target.staged:
         outputs = ", ".join(column.sql for column in plan.outputs)
         old = ", ".join(f"s.{column.sql}" for column in plan.outputs)
@@ -115,24 +129,19 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
             f" UNION ALL SELECT {ROW}, {SHOWN} FROM {gone}) AS c ON s.ctid = c.{ROW} AND c.{SHOWN}"
             f" UNION ALL SELECT {outputs}, 1 FROM {changed}{where_shown(plan)}",
         )
-    shown_now = VISIBLE if plan.hides_groups else "true"
-    counts = scratch.row(
-        "count",
-        f"SELECT count(*) FILTER (WHERE {shown_now} AND NOT {SHOWN}),"
-        f" count(*) FILTER (WHERE {shown_now} AND {SHOWN} AND {DIFFERS}),"
-        f" count(*) FILTER (WHERE NOT {shown_now} AND {SHOWN})"
-        f" + (SELECT count(*) FROM {gone} WHERE {SHOWN}) FROM {changed}",
-    )
-    assignments = ", ".join(f"{column} = c.{column}" for column in columns)
-    scratch.run("delete", f"DELETE FROM {storage} AS s USING {gone} AS c WHERE s.ctid = c.{ROW}")
-    scratch.run(
-        "update", f"UPDATE {storage} AS s SET {assignments} FROM {changed} AS c WHERE s.ctid = c.{ROW}"
-    )
-    scratch.run(
-        "insert",
-        f"INSERT INTO {storage} ({', '.join(columns)}) SELECT {', '.join(columns)} FROM {changed}"
-        f" WHERE {ROW} IS NULL",
-    )
+    if gone_rows:
+        scratch.run("delete", f"DELETE FROM {storage} AS s USING {gone} AS c WHERE s.ctid = c.{ROW}")
+    if changed_rows > new_rows:
+        assignments = ", ".join(f"{column} = c.{column}" for column in columns)
+        scratch.run(
+            "update", f"UPDATE {storage} AS s SET {assignments} FROM {changed} AS c WHERE s.ctid = c.{ROW}"
+        )
+    if new_rows:
+        scratch.run(
+            "insert",
+            f"INSERT INTO {storage} ({', '.join(columns)}) SELECT {', '.join(columns)} FROM {changed}"
+            f" WHERE {ROW} IS NULL",
+        )
     return Applied(*counts)
 
 

@@ -71,6 +71,7 @@ def outcome(value: Outcome) -> dict[str, Any]:
         "phases": value.phases,
         "snapshot": value.snapshot,
         "engine_reason": value.engine_reason,
+        "predicted_ms": value.predicted_ms,
         "bytes_in": value.bytes_in,
         "bytes_out": value.bytes_out,
     }

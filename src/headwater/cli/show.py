@@ -26,7 +26,7 @@ from headwater.cli.document import plain
 from headwater.cli.invocation import PIPE_WIDTH, printable
 from headwater.config import Setting
 from headwater.db.privileges import Check
-from headwater.engine.dispatch import INSTEAD
+from headwater.engine.experience import INSTEAD, Prediction
 from headwater.explain import Explanation, Operator
 from headwater.history import HistoryEntry, Outcome
 from headwater.jobs import RunningJob
@@ -344,13 +344,18 @@ def history(found: Sequence[HistoryEntry], now: datetime) -> RenderableType:
                 entry.rows_inserted,
                 entry.rows_updated,
                 entry.rows_deleted,
-                milliseconds(entry.duration_ms),
+                _against(entry.duration_ms, entry.predicted_ms),
                 entry.engine,
                 f"{entry.reason}: {entry.error}" if entry.error else _reason(entry),
             )
             for entry in found
         ],
     )
+
+
+def _against(took: float, predicted: float | None) -> str:
+    """What a refresh took, and what it was expected to take."""
+    return milliseconds(took) + (f" ({predicted:,.0f})" if predicted is not None else "")
 
 
 def explanation(found: Explanation, console: Console) -> RenderableType:
@@ -365,6 +370,7 @@ def explanation(found: Explanation, console: Console) -> RenderableType:
             ]
         ),
         *_trees(found.operators),
+        *_predictions(found.predictions),
         *([heading("missing indexes"), lines(*_indexes(found.indexes))] if found.indexes else []),
         heading("query"),
         _sql(found.query, console),
@@ -372,6 +378,24 @@ def explanation(found: Explanation, console: Console) -> RenderableType:
     for number, step in enumerate(found.steps, 1):
         shown += [heading(f"step {number}: {step.name}"), _sql(step.sql, console)]
     return Group(*shown)
+
+
+def _predictions(found: Sequence[Prediction]) -> list[RenderableType]:
+    """Nothing as long as there is no refresh to go by."""
+    if not any(item.postgres_ms or item.spark_ms for item in found):
+        return []
+    columns = ("change rows", "delta in PostgreSQL", "delta on Spark", "recomputing")
+    rows = [
+        (
+            f"{item.rows:,}",
+            *(
+                f"{ms:,.1f} ms" if ms is not None else None
+                for ms in (item.postgres_ms, item.spark_ms, item.full_ms)
+            ),
+        )
+        for item in found
+    ]
+    return [heading("expected, from its own history"), table(columns, rows)]
 
 
 def deltas(found: Sequence[DeltaCost]) -> RenderableType:

@@ -127,8 +127,14 @@ def _step(connection: Connection, migration: Migration) -> bool:
 
 def hold_version(connection: Connection) -> None:
     """Keeps the catalog in this program's version until the transaction ends; takes no older snapshot."""
-    connection.execute("LOCK TABLE headwater.migration IN ACCESS SHARE MODE")
-    require_version(one(connection, "SELECT coalesce(max(version), 0) FROM headwater.migration")[0])
+    cursor = connection.execute(
+        "LOCK TABLE headwater.migration IN ACCESS SHARE MODE;"
+        " SELECT coalesce(max(version), 0) FROM headwater.migration",
+        prepare=False,
+    )
+    cursor.nextset()
+    (version,) = cursor.fetchall()[0]
+    require_version(version)
 
 
 @dataclass(frozen=True)

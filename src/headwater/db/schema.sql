@@ -411,7 +411,8 @@ SELECT r.id,
        r.phases,
        r.engine_reason,
        r.bytes_in,
-       r.bytes_out
+       r.bytes_out,
+       r.predicted_ms
 FROM headwater.refresh r
 JOIN headwater.stream_tables st ON st.id = r.stream_table_id;
 

@@ -101,6 +101,10 @@ class Scratch:
         return one(self._connection, statement(text))
 
 
+RECORDED_ROWS = 2
+"""What each step of a refresh has that is only written down: one row that was there, and a new one."""
+
+
 class Recorder(Scratch):
     """Writes down the statements of a refresh instead of running them, for `explain`."""
 
@@ -124,7 +128,7 @@ class Recorder(Scratch):
 
     def fill(self, table: str, select: str) -> int:
         self.run(f"fill {self._prefix}{table}", f"INSERT INTO {self.name(table)}\n{select}")
-        return 0 if table == "gone" else 1  # nothing is missing, everything else is worth showing
+        return RECORDED_ROWS
 
     def run(self, what: str, text: str) -> int:
         self.note(what, text)
@@ -135,4 +139,4 @@ class Recorder(Scratch):
 
     def row(self, what: str, text: str) -> TupleRow:
         self.note(what, text)
-        return (1, 1, 1) if what == "count" else (0, 0, 0)
+        return (1, 1, 1, 1, 0) if what == "count" else (RECORDED_ROWS, RECORDED_ROWS)

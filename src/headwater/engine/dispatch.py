@@ -19,7 +19,8 @@ from headwater.db.queries import query
 from headwater.db.work import Recorder
 from headwater.definition import Definition, expression_types
 from headwater.engine.base import Engine, Engines
-from headwater.engine.choice import Observation, choose, crossover, dearer_than_full
+from headwater.engine.choice import choose, crossover, dearer_than_full
+from headwater.engine.experience import INSTEAD, Experience
 from headwater.engine.postgres import PostgresEngine, in_postgres
 from headwater.engine.spark.compile import compile_program, full_refusal
 from headwater.engine.spark.encoding import Refused
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 REMEMBERED = 64
 """Programs that are kept; each belongs to a definition as it is."""
 Action = Literal["delta", "recompute", "load"]
-INSTEAD = "instead of Spark"
-"""How the reason of a refresh begins that Spark was to compute and PostgreSQL did."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class Decision:
     reason: str
     programs: Mapping[MaintenancePlan, Program] = field(default_factory=dict)  # of what Spark computes
     forced: bool = False  # the user asked for this engine and no other
+    predicted_ms: float | None = None  # what the refresh is expected to take, if there was one like it
 
     def instead(self, reason: str) -> Decision:
         """PostgreSQL, because this did not work out."""
@@ -58,6 +58,7 @@ class Dispatch:
         self._dsn = dsn
         self._progress = progress
         self._programs: dict[tuple[str, MaintenancePlan], Program | Refused] = {}
+        self.experience = Experience()
 
     def decide(
         self,
@@ -85,7 +86,7 @@ class Dispatch:
             return self._decide_full(connection, settings, programs)
         verdict = choose(
             rows,
-            self._observations(connection, stream_table),
+            self.experience.deltas(connection, stream_table.id),
             interval_ms=self.interval_ms(connection, stream_table),
             spark_runs=spark_runs(),
         )
@@ -93,9 +94,12 @@ class Dispatch:
 
     def dearer_than_full(self, connection: Connection, stream_table: StreamTable, rows: int) -> str | None:
         """Why recomputing costs less than a delta of this many change rows, if it does."""
-        parameters = {"id": stream_table.id, "rows": rows // 2}
-        full, given_up = one(connection, query("engine", "full_cost"), parameters)
-        return dearer_than_full(rows, self._observations(connection, stream_table), full, given_up)
+        seen = self.experience.deltas(connection, stream_table.id)
+        full_ms = self.experience.full_ms(connection, stream_table.id)
+        if dearer_than_full(rows, seen, full_ms) is None:
+            return None
+        values = {"id": stream_table.id, "rows": rows // 2}
+        return dearer_than_full(rows, seen, full_ms, one(connection, query("engine", "given_up"), values)[0])
 
     def _programs_of(
         self, connection: Connection, definition: Definition, plans: Sequence[MaintenancePlan], action: Action
@@ -172,7 +176,9 @@ class Dispatch:
             return partial(
                 _engine_of, decision, connection, Sketch(recorder.note), Phases(), frozenset()
             ), decision
-        return in_postgres, Decision("postgres", crossover(self._observations(connection, stream_table)))
+        return in_postgres, Decision(
+            "postgres", crossover(self.experience.deltas(connection, stream_table.id))
+        )
 
     def another_connection(self) -> Connection:
         """To the same database, as when that of the refresh broke."""
@@ -208,11 +214,6 @@ class Dispatch:
             schedules = [schedule]
         intervals = [typical_interval(found) for found in schedules if not isinstance(found, Calculated)]
         return min(intervals) / timedelta(milliseconds=1) if intervals else None
-
-    @staticmethod
-    def _observations(connection: Connection, stream_table: StreamTable) -> list[Observation]:
-        rows = connection.execute(query("engine", "observations"), {"id": stream_table.id})
-        return [Observation(*row) for row in rows]
 
 
 def _engine_of(

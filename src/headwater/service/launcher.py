@@ -104,7 +104,7 @@ class Launcher:
         self._databases = tuple(databases)
         self._children: dict[str, Child] = {}
         self._pauses: dict[str, float] = {}
-        self._not_before: dict[str, float] = {}
+        self._due: dict[str, float] = {}  # when a scheduler that died is started again
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._settings = Settings()
@@ -148,6 +148,7 @@ class Launcher:
                 self._read_settings(control)
                 self._discover(control)
             self._bury()
+            self._revive()
             self._share()
             self._wake.wait(SHARING_SECONDS)
             self._wake.clear()
@@ -190,9 +191,9 @@ class Launcher:
     def _discover(self, control: Connection) -> None:
         names = [row[0] for row in control.execute(query("service", "databases"))]
         for name in names:
-            if name in self._children or (self._databases and name not in self._databases):
+            if self._databases and name not in self._databases:
                 continue
-            if time.monotonic() >= self._not_before.get(name, 0.0) and self._is_installed(name):
+            if name not in self._children and name not in self._due and self._is_installed(name):
                 self._start(name)
         for name in self._children.keys() - set(names):
             self._children[name].process.terminate()  # the database is gone
@@ -241,15 +242,16 @@ class Launcher:
             lived = time.monotonic() - child.born
             pause = SHORTEST_PAUSE if lived > LIVED_SECONDS else self._pauses.get(name, SHORTEST_PAUSE)
             self._pauses[name] = min(2 * pause, LONGEST_PAUSE)
-            self._not_before[name] = time.monotonic() + pause
+            self._due[name] = time.monotonic() + pause
             logs.say(logging.ERROR, "scheduler died", database=name, code=code, again_in=f"{pause:g}s")
-            threading.Timer(pause, self._again, (name,)).start()
 
-    def _again(self, database: str) -> None:
-        """Starts a scheduler again that died, if it is still wanted."""
-        if not self._stop.is_set() and database not in self._children and self._is_installed(database):
-            self._start(database)
-            self._wake.set()
+    def _revive(self) -> None:
+        """Starts schedulers again that died, if they are still wanted."""
+        for name, due in list(self._due.items()):
+            if time.monotonic() >= due:
+                del self._due[name]
+                if self._is_installed(name):
+                    self._start(name)
 
     def _share(self) -> None:
         """Grants hands to the schedulers."""

@@ -14,6 +14,7 @@ import socket
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Literal
 
 import psycopg
@@ -141,6 +142,7 @@ class Ended:
     id: int
     error: str | None
     failed_member: int | None  # by whose fault, if that counts for suspending it
+    took: timedelta
 
 
 class External:

@@ -54,6 +54,8 @@ WAITING_SECONDS = 2.0
 RELOAD_SECONDS = 10.0
 """After so long the catalog is read again, whether anybody said that it changed or not."""
 REPORT_SECONDS = 1.0
+SHORTEST_TICK = 0.005
+"""Between two ticks, however many writers wake it."""
 CLEANING_SECONDS = 60.0
 CLAIMING_TICKS = 2
 """So many ticks external workers have to claim a job; then it is done here."""
@@ -141,7 +143,8 @@ class Scheduler:
         self._stored: dict[str, str] | None = None
         self._state = install.State(None)
         self._stale = True
-        self._loaded = self._reported = self._beaten = self._cleaned = self._looked = -1e9
+        self._loaded = self._reported = self._beaten = self._cleaned = -1e9
+        self._looked = self._looked_outside = -1e9
         self._ticks, self._tick_ms, self._worked = 0, 0.0, 0.0
         self._queued = 0
         self._outside = False  # there are external workers
@@ -198,6 +201,7 @@ class Scheduler:
         self._tick(control, everything=True)
         while not self._stopping:
             self._sleep(control, self._pause)
+            time.sleep(max(0.0, self._ticked + SHORTEST_TICK - time.monotonic()))
             self._tick(control)
         self._withdraw()
         deadline = time.monotonic() + STOPPING_SECONDS
@@ -216,7 +220,8 @@ class Scheduler:
     # one tick
 
     def _tick(self, control: Connection, *, everything: bool = False) -> None:
-        began, worked = time.monotonic(), time.thread_time()
+        self._ticked = began = time.monotonic()
+        worked = time.thread_time()
         now, stored, relations = one(control, query("service", "tick"))
         self._apply(control, stored)
         if self._stale or began - self._loaded >= RELOAD_SECONDS:
@@ -327,6 +332,9 @@ class Scheduler:
     def _look_outside(self, began: float) -> int:
         """How many jobs external workers could take now; takes jobs back from those that died."""
         asked = {job.id: job for job in self._jobs.values() if job.external and job.claim is None}
+        if not self._outside and began - self._looked_outside < REPORT_SECONDS:
+            return 0
+        self._looked_outside = began
         free = self._external.free()
         self._outside = free > 0 or bool(asked)
         if not asked:
@@ -365,23 +373,22 @@ class Scheduler:
                 error = str(failure.error) if failure else None
                 self._membership.finish(job.claim, {job.engine or ""} - {""}, error, culprit)
             if failure is None:
-                self._succeeded(job, done.outcomes, now)
+                took = timedelta(seconds=time.monotonic() - job.started)
+                self._succeeded(job, done.outcomes, took, now)
             else:
                 culprit = failure.stream_table_id or job.members[-1]
                 self._failed(control, job, culprit, failure.error, now, counts=at_fault(failure.error))
         outside = {job.id: job for job in self._jobs.values() if job.external and job.claim is None}
         for ended in self._external.ended(outside) if outside else ():
             job = self._jobs.pop(outside[ended.id].members)
-            job.started = job.asked
             if ended.error is None:
-                self._succeeded(job, (), now)
+                self._succeeded(job, (), ended.took, now)
             else:
                 culprit = ended.failed_member or job.members[-1]
                 counts = ended.failed_member is not None
                 self._failed(control, job, culprit, HeadwaterError(ended.error), now, counts=counts)
 
-    def _succeeded(self, job: Job, outcomes: Sequence[Outcome], now: datetime) -> None:
-        took = timedelta(seconds=time.monotonic() - job.started)
+    def _succeeded(self, job: Job, outcomes: Sequence[Outcome], took: timedelta, now: datetime) -> None:
         job.status, job.finished_at = "COMPLETED", now
         place = self._picture.places.get(job.members[-1])
         self._picture.ended(job.members, took, now)

@@ -19,6 +19,31 @@ ALTER TABLE headwater.stream_table
 
 -- What the cost model expected of a refresh.
 ALTER TABLE headwater.refresh ADD COLUMN predicted_ms double precision;
+CREATE OR REPLACE VIEW headwater.refresh_history AS
+SELECT r.id,
+       st.stream_table,
+       r.mode,
+       r.engine,
+       r.action,
+       r.status,
+       r.reason,
+       r.started_at,
+       r.finished_at,
+       extract(epoch FROM r.finished_at - r.started_at) * 1000 AS duration_ms,
+       r.rows_in,
+       r.rows_inserted,
+       r.rows_updated,
+       r.rows_deleted,
+       r.error,
+       r.sqlstate,
+       r.snapshot,
+       r.phases,
+       r.engine_reason,
+       r.bytes_in,
+       r.bytes_out,
+       r.predicted_ms
+FROM headwater.refresh r
+JOIN headwater.stream_tables st ON st.id = r.stream_table_id;
 
 -- Who runs jobs: schedulers, which do so inside their own process, and external workers.
 CREATE UNLOGGED TABLE headwater.worker_registry (

@@ -53,9 +53,16 @@ UPDATE headwater.stream_table SET fingerprint = %(fingerprint)s WHERE id = %(id)
 UPDATE headwater.stream_table SET fingerprint = NULL, rebuild_reason = %(reason)s WHERE id = %(id)s
 
 -- name: outdated
--- Stream tables among these whose definition is not the one that was planned, and sources of these whose
--- capture lacks a trigger that fires, whose function was made for something else than there is now, of which
+-- Stream tables among these with columns that were renamed where they are shown, that have no frontier, or whose
+-- definition is not the one that was planned, and sources of these whose capture lacks a trigger that fires, whose function was made for something else than there is now, of which
 -- changes were lost, or that have other partitions than when it was installed.
+SELECT 'renamed', st.id
+FROM headwater.stream_table st
+WHERE st.id = ANY (%(ids)s::bigint[]) AND EXISTS (
+    SELECT FROM pg_attribute v
+    JOIN pg_attribute d ON d.attrelid = headwater.definition(st.id) AND d.attnum = v.attnum
+    WHERE v.attrelid = st.relation AND v.attnum > 0 AND NOT v.attisdropped AND v.attname <> d.attname)
+UNION ALL
 SELECT 'definition', st.id
 FROM headwater.stream_table st
 CROSS JOIN LATERAL headwater.definition(st.id) AS d(oid)
@@ -79,6 +86,11 @@ WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
                  AND t.tgenabled IN ('O', 'A')))
            OR obj_description(to_regproc('headwater_changes.capture_' || c.oid), 'pg_proc') IS DISTINCT FROM (
                SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(c.oid))))
+UNION ALL
+SELECT 'frontier', st.id
+FROM headwater.stream_table st
+WHERE st.id = ANY (%(ids)s::bigint[]) AND st.mode = 'differential'
+  AND NOT EXISTS (SELECT FROM headwater.frontier f WHERE f.stream_table_id = st.id AND f.node = 0)
 
 -- name: renamed_columns
 -- Columns of the views that show these stream tables that were renamed there: their number, and the name that definition and
@@ -230,10 +242,6 @@ DELETE FROM headwater.stream_table WHERE id = %(id)s
 -- Holds off other refreshes; fails with 40001 if the row changed since this transaction's snapshot.
 SELECT FROM headwater.stream_table WHERE id = %(id)s FOR NO KEY UPDATE
 
--- name: lock_frontier
--- Fails with 40001 if another refresh has moved the frontier since this transaction's snapshot.
-SELECT FROM headwater.frontier WHERE stream_table_id = %(id)s FOR NO KEY UPDATE
-
 -- name: touch_source_stream_table
 -- Waits for a running refresh of a source, and makes one that has its snapshot already fail with 40001.
 UPDATE headwater.stream_table SET created_at = created_at
@@ -344,3 +352,4 @@ INSERT INTO headwater.frontier (stream_table_id, node, snapshot, applied_by)
 VALUES (%(id)s, 0, pg_current_snapshot(), pg_current_xact_id())
 ON CONFLICT (stream_table_id, node)
 DO UPDATE SET snapshot = excluded.snapshot, applied_by = excluded.applied_by
+RETURNING snapshot::text

@@ -13,34 +13,35 @@ JOIN pg_class c ON c.oid = CASE WHEN st.id IS NULL THEN r.relation
 JOIN pg_namespace n ON n.oid = c.relnamespace,
 LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::int AS pages) s
 
--- name: observations
--- What recent deltas of a stream table took, in all and of the database, latest first. Planning is left out: a session
--- does it once.
-SELECT engine, rows_in, took, took - coalesce((phases->>'start')::float8, 0)
-       - CASE engine WHEN 'spark' THEN coalesce((phases->>'compute')::float8, 0) ELSE 0 END
-FROM (
-    SELECT id, engine, rows_in, phases,
-           extract(epoch FROM finished_at - started_at)::float8 * 1000
-           - coalesce((phases->>'plan')::float8, 0) AS took
-    FROM headwater.refresh
-    WHERE stream_table_id = %(id)s AND action = 'delta' AND status = 'completed' AND rows_in > 0
-    ORDER BY id DESC LIMIT 50
-) recent
-ORDER BY id DESC
+-- name: experience
+-- What recent deltas of a stream table took, in all and of the database, and what computing everything took; latest
+-- first. Planning is left out: a session does it once. So is what an engine began and another one finished.
+(SELECT 'delta', engine, rows_in, took, took - coalesce((phases->>'start')::float8, 0)
+        - CASE engine WHEN 'spark' THEN coalesce((phases->>'compute')::float8, 0) ELSE 0 END
+ FROM (
+     SELECT id, engine, rows_in, phases,
+            extract(epoch FROM finished_at - started_at)::float8 * 1000
+            - coalesce((phases->>'plan')::float8, 0) AS took
+     FROM headwater.refresh
+     WHERE stream_table_id = %(id)s AND action = 'delta' AND status = 'completed' AND rows_in > 0
+       AND engine_reason NOT LIKE %(instead)s
+     ORDER BY id DESC LIMIT %(recent)s
+ ) recent
+ ORDER BY id DESC)
+UNION ALL
+(SELECT 'full', engine, 0, extract(epoch FROM finished_at - started_at)::float8 * 1000, 0
+ FROM headwater.refresh
+ WHERE stream_table_id = %(id)s AND action IN ('load', 'recompute') AND status = 'completed'
+   AND engine_reason NOT LIKE %(instead)s
+ ORDER BY id DESC LIMIT %(recent_full)s)
 
--- name: full_cost
--- What computing all of a stream table took lately, in milliseconds, and how often that was done instead of a delta of
--- at least this many change rows since the last such delta.
-SELECT (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY took) FROM (
-            SELECT extract(epoch FROM finished_at - started_at)::float8 * 1000 AS took
-            FROM headwater.refresh
-            WHERE stream_table_id = %(id)s AND action IN ('load', 'recompute') AND status = 'completed'
-            ORDER BY id DESC LIMIT 5) recent),
-       (SELECT count(*) FROM headwater.refresh
-        WHERE stream_table_id = %(id)s AND action = 'recompute' AND status = 'completed' AND rows_in >= %(rows)s
-          AND id > coalesce((SELECT max(id) FROM headwater.refresh
-                             WHERE stream_table_id = %(id)s AND action = 'delta' AND status = 'completed'
-                               AND rows_in >= %(rows)s), 0))
+-- name: given_up
+-- How often a stream table was recomputed instead of a delta of at least this many change rows since the last such delta.
+SELECT count(*) FROM headwater.refresh
+WHERE stream_table_id = %(id)s AND action = 'recompute' AND status = 'completed' AND rows_in >= %(rows)s
+  AND id > coalesce((SELECT max(id) FROM headwater.refresh
+                     WHERE stream_table_id = %(id)s AND action = 'delta' AND status = 'completed'
+                       AND rows_in >= %(rows)s), 0)
 
 -- name: reader_schedules
 -- The schedules that a stream table without one of its own is to keep: of those that read it, directly or through others

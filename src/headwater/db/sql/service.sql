@@ -74,6 +74,7 @@ SELECT datname FROM pg_database WHERE datallowconn AND NOT datistemplate
   AND has_database_privilege(datname, 'CONNECT') ORDER BY datname
 
 -- name: is_installed
+-- Whether this database has a catalog.
 SELECT to_regclass('headwater.migration') IS NOT NULL
 
 -- name: register
@@ -84,6 +85,7 @@ ON CONFLICT (worker_id) DO UPDATE
 SET backend_pid = excluded.backend_pid, status = excluded.status, heartbeat_at = clock_timestamp()
 
 -- name: deregister
+-- A worker goes.
 DELETE FROM headwater.worker_registry WHERE worker_id = %(worker_id)s
 
 -- name: beat
@@ -141,8 +143,8 @@ SET status = %(status)s, engine = %(engine)s, finished_at = clock_timestamp(), e
 WHERE id = %(id)s AND attempt = %(attempt)s AND worker_id = %(worker_id)s AND status = 'RUNNING'
 
 -- name: finished
--- Those of these jobs that have ended.
-SELECT id, error, failed_member FROM headwater.worker_jobs
+-- Those of these jobs that have ended, and how long they took.
+SELECT id, error, failed_member, finished_at - started_at FROM headwater.worker_jobs
 WHERE id = ANY (%(ids)s::bigint[]) AND status IN ('COMPLETED', 'FAILED')
 
 -- name: take_back
