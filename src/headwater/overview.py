@@ -156,7 +156,7 @@ class Overlook:
         connection = self._connection
         now: datetime
         now, standby = one(connection, "SELECT clock_timestamp(), pg_is_in_recovery()")
-        entries = {row[0]: _Entry(*row) for row in connection.execute(query("overview", "stream_tables"))}
+        entries = {row[0]: _Entry(*row) for row in connection.execute(query("overview", "stream_tables"), {})}
         sources = catalog.together(connection, list(entries)).sources
         reads = {
             number: {read for source in found if (read := source.stream_table_id) is not None}

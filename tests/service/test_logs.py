@@ -154,4 +154,5 @@ def test_a_failure_is_one_line_on_one_line(hw: Headwater, conn: Connection, prog
         assert service.stop() == 0
     lines = leader.log.read_text().splitlines()
     assert len([line for line in lines if "division by zero" in line and "failed" in line]) == 3 + 1
+    assert len([line for line in lines if re.search(r'failed\b.*what(?:=|": ")public.inverse\b', line)]) == 3
     assert all(re.match(r'\{"time"|\d{4}-\d\d-\d\dT', line) for line in lines)

@@ -57,10 +57,14 @@ class Service:
         """How it ended, if it has, with the end of its log."""
         if self._process.poll() is None:
             return None
+        return f"headwater serve ended with code {self._process.returncode}: {self.said}"
+
+    @property
+    def said(self) -> str:
+        """The end of its log."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]
-        said = masked("\n".join(lines))
-        return f"headwater serve ended with code {self._process.returncode}: {said}"
+        return masked("\n".join(lines))
 
     def stop(self) -> None:
         """Has it finish what runs, and waits for that; harmless when it has ended."""

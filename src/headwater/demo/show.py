@@ -248,7 +248,7 @@ def _hand_over(
         if time.monotonic() > deadline:
             raise HeadwaterError(
                 f"headwater serve has not refreshed {', '.join(sorted(waiting))} in {PATIENCE:.0f} s",
-                hint="headwater serve --log-level debug says what it does",
+                detail=service.said,
             )
         time.sleep(LOOK_PAUSE)
     return headwater.history(limit=1)[0].id

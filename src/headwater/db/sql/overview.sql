@@ -1,6 +1,6 @@
 -- name: stream_tables
 -- Every stream table with its latest refresh that completed, and those since then that failed.
-SELECT st.id, format('%I.%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)), c.oid IS NOT NULL,
+SELECT st.id, format('%%I.%%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)), c.oid IS NOT NULL,
        st.status, st.mode, st.engine, st.schedule, st.time_zone, st.tier, st.rebuild_reason, st.suspended_reason,
        f.snapshot::text, f.applied_by::text, r.action, r.finished_at,
        extract(epoch FROM r.finished_at - r.started_at)::float8 * 1000, coalesce(e.failures, 0), e.error
