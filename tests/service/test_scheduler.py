@@ -143,6 +143,22 @@ def test_what_fails_is_suspended_and_resumed(
     eventually(lambda: fresh(hw, "inverse"))
 
 
+def test_what_fails_at_the_end_of_a_chain_holds_up_nothing_before_it(
+    hw: Headwater, conn: Connection, schedule: StartScheduler
+) -> None:
+    conn.execute("CREATE TABLE numbers (id int PRIMARY KEY, n int)")
+    hw.create("first", "SELECT id, n + 1 AS n FROM numbers", schedule="50ms")
+    hw.create("inverse", "SELECT id, 1 / n AS x FROM first", schedule="50ms")
+    schedule()
+    eventually(lambda: value(conn, "SELECT count(*) FROM headwater.scheduler") == 1)
+    conn.execute("INSERT INTO numbers VALUES (1, -1)")
+    eventually(lambda: fresh(hw, "first"))
+    assert value(conn, "SELECT status FROM headwater.stream_tables WHERE table_name = 'inverse'") == "active"
+    conn.execute("UPDATE numbers SET n = 1")
+    eventually(lambda: fresh(hw, "first"))
+    eventually(lambda: fresh(hw, "inverse"))
+
+
 def test_drained_it_does_no_work(hw: Headwater, conn: Connection, schedule: StartScheduler) -> None:
     conn.execute(ORDERS)
     hw.create("by_region", BY_REGION, schedule="50ms")

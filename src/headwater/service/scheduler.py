@@ -147,6 +147,7 @@ class Scheduler:
         self._looked = self._looked_outside = -1e9
         self._ticks, self._tick_ms, self._worked = 0, 0.0, 0.0
         self._queued = 0
+        self._slow: set[int] = set()  # units, by their last members, that take longer than they may
         self._outside = False  # there are external workers
 
     # life
@@ -395,16 +396,24 @@ class Scheduler:
         lag = (now - job.waits_since).total_seconds() * 1000 if job.waits_since else None
         for outcome in outcomes:
             logs.refreshed(self._database, outcome, lag, "in-process")
-        if place is not None and place.interval and took > place.interval:
-            logs.say(
-                logging.WARNING,
-                "slow",
-                database=self._database,
-                stream_table=self._picture.members[job.members[-1]].label,
-                ms=round(took.total_seconds() * 1000, 1),
-                schedule=str(place.schedule),
-                reason="a refresh takes longer than its schedule allows; it is refreshed less often",
-            )
+        if place is not None and place.interval:
+            self._watch_pace(place, took)
+
+    def _watch_pace(self, place: Place, took: timedelta) -> None:
+        """Says when a unit cannot keep its schedule any more, and when it can again."""
+        slow, last = took > place.interval, place.unit.members[-1]
+        if slow == (last in self._slow):
+            return
+        (self._slow.add if slow else self._slow.remove)(last)
+        logs.say(
+            logging.WARNING if slow else logging.INFO,
+            "slow" if slow else "in time again",
+            database=self._database,
+            stream_table=self._picture.members[last].label,
+            ms=round(took.total_seconds() * 1000, 1),
+            schedule=str(place.schedule),
+            reason="it takes longer than its schedule allows, and is refreshed less often" if slow else None,
+        )
 
     def _failed(
         self,
