@@ -217,18 +217,23 @@ def _number(value: int | None) -> str:
 
 
 def picture(board: Board) -> str:
-    """A frame as an SVG that needs nothing from elsewhere."""
+    """A frame as an SVG."""
+    return svg(frame(board, PICTURE), "headwater demo", PICTURE.width)
+
+
+def svg(shown: RenderableType, title: str, width: int) -> str:
+    """What a terminal would show, as an SVG that needs nothing from elsewhere."""
     console = Console(
-        record=True, file=io.StringIO(), width=PICTURE.width, force_terminal=True, color_system="truecolor"
+        record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor"
     )
-    console.print(frame(board, PICTURE))
+    console.print(shown)
     # The template names fonts on a server of others; the reader's own are good enough.
     template = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     template = re.sub(r"<!--.*?-->\s*", "", template, flags=re.DOTALL)
     template = template.replace("font-family: Fira Code, monospace", "font-family: ui-monospace, monospace")
     # Without this some programs drop the spaces that align the columns.
     template = template.replace("<svg ", '<svg xml:space="preserve" ', 1)
-    return console.export_svg(title="headwater demo", code_format=template)
+    return console.export_svg(title=title, code_format=template)
 
 
 # without a terminal

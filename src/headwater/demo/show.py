@@ -46,7 +46,7 @@ SPEED_ROUNDS = 3
 LOOK_PAUSE = 0.1
 ENTRIES = 500
 """Of the history, read at once; more than a service writes for these stream tables in half a second."""
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds that the service has to begin, and to catch up at the end."""
 OWNER_MARK = "made by headwater demo, which removes it"
 DEMO_LOCK = 4_855_311_390
