@@ -136,5 +136,20 @@ def test_a_line_for_each(glance: Glance, words: list[str]) -> None:
         assert word in line
 
 
+@pytest.mark.parametrize("width", [110, 130, 150])
+def test_a_long_reason_takes_no_room_from_others(width: int) -> None:
+    failing = replace(GLANCE, state="suspended", schedule="0 3 * * mon-fri", reason="why " * 100)
+    line = drawn(overview(failing), 30, width)[5]
+    for word in (
+        "public.revenue",
+        "suspended",
+        "0 3 * * mon-fri",
+        "warm",
+        "delta 5 s ago, 12.5 ms",
+        "why why",
+    ):
+        assert word in line
+
+
 def test_without_stream_tables_it_says_what_is_next() -> None:
     assert drawn(overview(), 30)[-1] == "next: headwater create --help"

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from headwater.cli import show
 from headwater.cli.document import plain
-from headwater.cli.invocation import Invocation, printable
+from headwater.cli.invocation import PIPE_WIDTH, Invocation, printable
 from headwater.jobs import RunningJob
 from headwater.overview import COUNTED_ROWS, STATES, Glance, Overview, ServiceStatus, State
 
@@ -79,17 +79,17 @@ def overview(found: Overview, size: ConsoleDimensions) -> RenderableType:
         )
     shown = found.stream_tables[: max(1, size.height - AROUND)]
     columns = [name for name, width in COLUMNS.items() if size.width >= width]
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    # What is said last gets the room that is left, and no more.
+    narrow = "now" in columns and size.width < PIPE_WIDTH
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=narrow)
     for name in columns:
         drawn.add_column(
             name,
             justify="right" if name in ("lag", "waiting") else "left",
             no_wrap=True,
             overflow="ellipsis",
-            # What is last may be cut, what is first may not.
-            min_width=min(24, max(len(glance.stream_table) for glance in shown))
-            if name == "stream table"
-            else None,
+            max_width=max(20, size.width // 3) if name == "stream table" else None,
+            ratio=1 if narrow and name == "now" else None,
         )
     for glance in shown:
         cells = _cells(glance, found)
