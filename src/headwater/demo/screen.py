@@ -18,9 +18,9 @@ from headwater.demo.board import Board, Row
 from headwater.demo.shop import SCHEMA
 from headwater.verify import Verification
 
-WIDE = 84
+WIDE, WIDER = 84, 108
 TALL = 30
-PICTURE = ConsoleDimensions(100, 32)
+PICTURE = ConsoleDimensions(112, 32)
 BORDER = "bright_black"
 ACCENT = "cyan"
 GOOD, BAD = "green", "bold red"
@@ -35,7 +35,7 @@ def frame(board: Board, size: ConsoleDimensions) -> RenderableType:
     with board.lock:
         parts: list[RenderableType] = [
             _title(board, size.width),
-            _stream_tables(board, wide=wide, tall=tall),
+            _stream_tables(board, wide=wide, wider=size.width >= WIDER, tall=tall),
             _service_line(board),
             _verification_line(board),
         ]
@@ -70,12 +70,13 @@ def _title(board: Board, width: int) -> RenderableType:
     return grid
 
 
-def _stream_tables(board: Board, *, wide: bool, tall: bool) -> RenderableType:
+def _stream_tables(board: Board, *, wide: bool, wider: bool, tall: bool) -> RenderableType:
     table = Table(box=box.ROUNDED, border_style=BORDER, expand=True, header_style="bold", pad_edge=True)
     table.add_column("stream table", no_wrap=True, overflow="ellipsis", ratio=1 if wide else None)
     table.add_column("rows", justify="right", no_wrap=True)
-    if wide:
+    if wider:
         table.add_column("every", no_wrap=True)
+    if wide:
         table.add_column("lag", justify="right", no_wrap=True, min_width=6)
     table.add_column("last refresh", no_wrap=True, overflow="ellipsis", ratio=1)
     if wide:
@@ -87,8 +88,9 @@ def _stream_tables(board: Board, *, wide: bool, tall: bool) -> RenderableType:
             name.append(f"\n{row.example.shows}", style="bright_black")
             last.append(f"\n{_how(row)}", style="bright_black")
         cells: list[RenderableType] = [name, _number(row.rows)]
-        if wide:
+        if wider:
             cells.append(row.example.schedule)
+        if wide:
             cells.append("" if row.lag_seconds is None else f"{row.lag_seconds:.1f} s")
         cells.append(last)
         if wide:
