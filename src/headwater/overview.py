@@ -25,7 +25,7 @@ from headwater.jobs import RunningJob
 from headwater.scheduling.schedules import Schedule, effective, parse_schedule, typical_interval
 from headwater.scheduling.tiers import FACTORS, Tier
 
-LOOKED_INTO = 64
+LOOKED_INTO = 32
 """So many stream tables are looked into at once for change rows that wait."""
 COUNTED_ROWS = 10_000
 """Waiting change rows of one source are counted up to here, and one more."""
