@@ -30,6 +30,7 @@ from headwater.jobs import RunningJob
 from headwater.keeping import kept_layers
 from headwater.lifecycle import Lifecycle, Options
 from headwater.monitor import StreamTableStatus, statuses
+from headwater.overview import Overlook, Overview
 from headwater.plan.dialect import literal
 from headwater.refresh import Refresher, Request
 from headwater.repair import Repair, Repaired
@@ -75,6 +76,7 @@ class Headwater:
         self._dispatch = Dispatch(dsn, progress)
         self._applied: Settings | None = None
         self._swept: float | None = None
+        self._overlook = Overlook(self._connection)
 
     def __enter__(self) -> Headwater:
         return self
@@ -311,6 +313,11 @@ class Headwater:
         settings = self._settings()
         found = catalog.find(self._connection, name)
         return statuses(self._connection, [found.id], settings)[0]
+
+    @_verb
+    def overview(self) -> Overview:
+        """All stream tables and the service at a glance; cheap enough to be asked for each second."""
+        return self._overlook.look(self._settings())
 
     @_verb
     def history(self, name: str | None = None, *, limit: int = 20) -> builtins.list[HistoryEntry]:

@@ -479,7 +479,6 @@ def test_wrong_usage(alone: Inside) -> None:
         assert part in alone.fails(*arguments, expect=2)
     for misused, message in {
         ("alter", "x"): "nothing to change",
-        ("status", "--watch"): "--watch is for people",
     }.items():
         error = json.loads(alone.run(*misused, "--format", "json", expect=2).stderr)["error"]
         assert (error["type"], error["message"]) == ("UsageError", message)
@@ -685,13 +684,35 @@ def test_watch_ends_with_an_interrupt(program: Program, inside: Inside) -> None:
         env=program.environment,
     ) as watching:
         assert watching.stdout is not None
-        header, state, *_ = (watching.stdout.readline() for _ in range(4))
+        service, tables, _, _, header, state = (watching.stdout.readline() for _ in range(6))
+        assert service.startswith("no service is running: headwater serve")
+        assert ": 1 stream tables (1 current)" in tables
         assert header.startswith("stream table")
         assert state.startswith("public.revenue")
         watching.send_signal(signal.SIGINT)
         _, errors = watching.communicate(timeout=60)
     assert watching.returncode == 130
     assert "Traceback" not in errors
+
+
+def test_watch_as_json_is_a_document_a_line(program: Program, inside: Inside, job: Job) -> None:
+    with subprocess.Popen(
+        [*PROGRAM, "status", "--watch", "--format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=program.environment,
+    ) as watching:
+        assert watching.stdout is not None
+        first, second = (json.loads(watching.stdout.readline()) for _ in range(2))
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate(timeout=60)
+    assert watching.returncode == 130
+    assert "Traceback" not in errors
+    assert first["at"] < second["at"]
+    assert (first["service"], first["workers"]) == (None, [])
+    [glance] = first["stream_tables"]
+    assert (glance["stream_table"], glance["job"]["tasks"]) == ("public.revenue", 40)
 
 
 def test_help_and_version(alone: Inside) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -13,12 +12,12 @@ from typing import Any, BinaryIO, Literal, TypeVar, get_args
 
 import click
 from rich.console import RenderableType
-from rich.live import Live
 
 from headwater.api import Headwater
 from headwater.catalog import EngineName, Mode, StreamTable, Tier, TierChoice
 from headwater.cli import document, show
 from headwater.cli.invocation import DSN_VARIABLE, Invocation, Misuse
+from headwater.cli.watch import follow, overview
 from headwater.db.connection import one
 from headwater.errors import AlreadyExists, NotFound
 from headwater.history import HistoryEntry
@@ -33,7 +32,6 @@ SECTIONS = {
     "Measuring": ("bench",),
     "Looking": ("list", "status", "history", "explain", "verify"),
 }
-WATCH_SECONDS = 1.0
 STAYS = "what is stored stays"
 
 
@@ -855,22 +853,27 @@ def list_(invocation: Invocation) -> None:
 
 @cli.command()
 @click.argument("name", required=False)
-@click.option("--watch", is_flag=True, help="Update the display each second until Ctrl-C.")
+@click.option(
+    "--watch", is_flag=True, help="Update it each second until Ctrl-C, with the service and what runs."
+)
 @shared_options
 @click.pass_obj
 def status(invocation: Invocation, name: str | None, watch: bool) -> None:
     """Show how fresh stream tables are, and what waits for them.
 
+    With --watch the most interesting ones come first, as many as there are lines; with --format json each
+    second is a document on a line of its own.
+
     \b
     Example: headwater status --watch
     """
-    if watch and invocation.format == "json":
-        raise Misuse("--watch is for people", "repeat the command without --watch to follow it in JSON")
     with invocation.connect() as hw:
-        if watch:
-            _watch(invocation, lambda: _status(hw, name)[1])
-        else:
+        if not watch:
             invocation.present(*_status(hw, name))
+        elif name is None:
+            follow(invocation, hw.overview, overview)
+        else:
+            follow(invocation, lambda: hw.status(name), lambda found, _: show.status(found, _now(hw)))
 
 
 def _status(hw: Headwater, name: str | None) -> tuple[Any, RenderableType]:
@@ -879,19 +882,6 @@ def _status(hw: Headwater, name: str | None) -> tuple[Any, RenderableType]:
         return one_found, show.status(one_found, _now(hw))
     found = hw.list()
     return {"stream_tables": found}, show.statuses(found, _now(hw))
-
-
-def _watch(invocation: Invocation, drawn: Callable[[], RenderableType]) -> None:
-    """Until interrupted: redraws in place on a terminal, prints one state after the other elsewhere."""
-    console = invocation.console
-    if not console.is_terminal:
-        while True:
-            invocation.print(drawn())
-            time.sleep(WATCH_SECONDS)
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            live.update(drawn(), refresh=True)
-            time.sleep(WATCH_SECONDS)
 
 
 @cli.command()

@@ -51,6 +51,9 @@ def serve(
 
     Looks for databases with a catalog every 10 s and keeps each stream table within its schedule. A second
     one waits to take over. SIGTERM ends it when what runs is finished.
+
+    \b
+    Example: headwater serve --log-format json
     """
     logs.set_up(log_format, log_level)
     arguments = ["--log-format", log_format, "--log-level", log_level]
@@ -82,6 +85,9 @@ def worker(
     """Refresh for the service of a database, from this machine, until stopped.
 
     Keeps no state: any number may come, go or be killed. Without any, the service refreshes by itself.
+
+    \b
+    Example: headwater worker --jobs 2 --spark-master spark://host:7077
     """
     logs.set_up(log_format, log_level)
     one = Worker(invocation.checked_dsn(), invocation.settings, capacity=jobs, direct_dsn=direct_dsn)

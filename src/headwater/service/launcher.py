@@ -83,6 +83,12 @@ class Child:
                 self.process.stdin.write(f"{hands}\n")
                 self.process.stdin.flush()
 
+    def release(self) -> None:
+        """It has ended, and nobody talks to it any more."""
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):  # what was still to be told
+                self.process.stdin.close()
+
 
 class Launcher:
     """Starts, watches and stops the schedulers of one server."""
@@ -228,9 +234,10 @@ class Launcher:
     def _listen(self, child: Child) -> None:
         """Until it ends."""
         assert child.process.stdout is not None
-        for line in child.process.stdout:
-            child.demand = Demand(**json.loads(line))
-            self._wake.set()
+        with child.process.stdout as lines:
+            for line in lines:
+                child.demand = Demand(**json.loads(line))
+                self._wake.set()
         self._wake.set()
 
     def _bury(self) -> None:
@@ -239,6 +246,7 @@ class Launcher:
             if code is None:
                 continue
             del self._children[name]
+            child.release()
             lived = time.monotonic() - child.born
             pause = SHORTEST_PAUSE if lived > LIVED_SECONDS else self._pauses.get(name, SHORTEST_PAUSE)
             self._pauses[name] = min(2 * pause, LONGEST_PAUSE)
@@ -287,4 +295,5 @@ class Launcher:
                 logs.say(logging.ERROR, "killed", database=child.database, reason="it did not stop in time")
                 child.process.kill()
                 child.process.wait()
+            child.release()
         self._children.clear()

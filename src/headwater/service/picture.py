@@ -110,7 +110,7 @@ class Picture:
             distrusted,
             reads,
             tables,
-        ) in connection.execute(query("service", "members")).fetchall():
+        ) in connection.execute(query("service", "members"), {}).fetchall():
             members[number] = Member(
                 number,
                 label,
