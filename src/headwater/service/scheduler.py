@@ -28,8 +28,9 @@ from headwater.api import Headwater
 from headwater.capture import marks
 from headwater.config import Settings
 from headwater.db import install
-from headwater.db.connection import Connection, connect, one
+from headwater.db.connection import Connection, one
 from headwater.db.queries import query
+from headwater.db.route import Route
 from headwater.errors import (
     CatalogVersionMismatch,
     ClaimLost,
@@ -131,15 +132,14 @@ class Scheduler:
         tell_demand: Callable[[Demand], None] | None = None,
     ) -> None:
         """`direct_dsn` goes past a pooler, for what needs a session."""
-        self._dsn = dsn
-        self._direct_dsn = direct_dsn or dsn
         self._overrides = dict(overrides or {})
+        self._route = Route.given(dsn, direct_dsn, self._overrides, os.environ)
         self._tell_demand = tell_demand
         self.allowance: int | None = None  # hands that the launcher grants; None if there is none
         self._stopping = False
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._alarm = Alarm()
-        self._hands = Hands(dsn, self._take_done)
+        self._hands = Hands(self._route, self._take_done)
         self._picture = Picture()
         self._jobs: dict[tuple[int, ...], Job] = {}
         self._journal: dict[int, Job] = {}
@@ -167,13 +167,14 @@ class Scheduler:
 
     def run(self) -> None:
         """Until it is stopped. Raises if the database cannot be reached or is not for this program."""
-        with connect(self._direct_dsn) as control:
+        with self._route.session("the service") as control:
             control.execute("SELECT set_config('application_name', 'headwater scheduler', false)")
             self._database = control.info.dbname
             if not self._lead(control):
                 return
             install.require_primary(control)
             install.require_ready(control)
+            self._route.confirm(control)
             for channel in (marks.CHANNEL, CATALOG_CHANNEL, ENDED_CHANNEL):
                 control.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             self._membership = Membership(control, "scheduler", 0, {"engines": ["postgres", "spark"]})
@@ -207,7 +208,10 @@ class Scheduler:
 
     def _connect_handle(self) -> Headwater:
         """For requests, which hold locks of their session."""
-        return Headwater(self._direct_dsn, self._overrides)
+        return Headwater(
+            self._route.direct_dsn or self._route.dsn,
+            {**self._overrides, "connection_pooler_mode": "none"},
+        )
 
     def _lead(self, control: Connection) -> bool:
         waiting = False
