@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import psycopg
 
 from headwater import catalog, config, history, jobs, uninstall
 from headwater.advice import MissingIndex, missing_indexes
-from headwater.catalog import EngineName, Mode, StreamTable
+from headwater.catalog import EngineName, Mode, StreamTable, TierChoice
 from headwater.config import Setting, Settings
 from headwater.db import install, privileges
 from headwater.db.connection import Connection, bound, transaction, translated
@@ -22,16 +23,18 @@ from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
-from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound
+from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound, Suspended
 from headwater.explain import Explanation, explain
 from headwater.history import HistoryEntry, Outcome
 from headwater.jobs import RunningJob
 from headwater.keeping import kept_layers
 from headwater.lifecycle import Lifecycle, Options
 from headwater.monitor import StreamTableStatus, statuses
+from headwater.plan.dialect import literal
 from headwater.refresh import Refresher, Request
 from headwater.repair import Repair, Repaired
 from headwater.uninstall import Installation
+from headwater.upgrade import upgrade
 from headwater.verify import Verification, verify
 
 SWEEPING_INTERVAL = 60.0
@@ -103,8 +106,17 @@ class Headwater:
 
     @_verb
     def migrate(self) -> builtins.list[int]:
-        """Brings an older catalog up to date; the versions that were applied."""
-        return install.migrate(self._connection)
+        """Brings up to date what an older version installed; the versions of the catalog that were applied.
+
+        What had to be left as it was, because others used it all the time, is logged as a warning.
+        """
+        applied = install.migrate(self._connection)
+        state = self._state()
+        if not state.restored:  # which has to be repaired, and all is made again then
+            settings = self._applied_settings(state)
+            for note in upgrade(self._connection, settings.lock_attempts):
+                logging.getLogger(__name__).warning("%s", note)
+        return applied
 
     @_verb
     def repair(self) -> builtins.list[Repaired]:
@@ -158,6 +170,7 @@ class Headwater:
         schedule: str | None = None,
         mode: Mode = "auto",
         engine: EngineName = "auto",
+        tier: TierChoice = "auto",
         if_not_exists: bool = False,
         or_replace: bool = False,
         cascade: bool = False,
@@ -168,7 +181,7 @@ class Headwater:
         """
         self._sweep(now=True)
         lifecycle = self._lifecycle()
-        options = Options(mode=mode, engine=engine, schedule=schedule)
+        options = Options(mode=mode, engine=engine, schedule=schedule, tier=tier)
         try:
             return lifecycle.create(name, query, options, or_replace=or_replace, cascade=cascade)
         except AlreadyExists as error:
@@ -192,6 +205,7 @@ class Headwater:
         engine: EngineName | None = None,
         schedule: str | None = None,
         unscheduled: bool = False,
+        tier: TierChoice | None = None,
         cascade: bool = False,
     ) -> StreamTable:
         """Changes the query and the options that are given; cascade drops what does not fit a new query."""
@@ -207,6 +221,7 @@ class Headwater:
             engine=engine,
             schedule=schedule,
             unscheduled=unscheduled,
+            tier=tier,
         )
 
     @_verb
@@ -225,7 +240,28 @@ class Headwater:
         self._sweep()
         refresher = self._refresher()
         stream_table = catalog.find(self._connection, name)
+        _require_resumed(stream_table, catalog.suspended(self._connection, stream_table.id))
         return refresher.refresh(stream_table, Request(full=full, engine=engine))
+
+    @_verb
+    def suspend(self, name: str, reason: str | None = None) -> StreamTable:
+        """Has nobody refresh a stream table, nor those that read it, until it is resumed; capture goes on."""
+        lifecycle = self._lifecycle()
+        return lifecycle.suspend(catalog.find(self._connection, name), reason)
+
+    @_verb
+    def resume(self, name: str) -> StreamTable:
+        """Lets a suspended stream table be refreshed again, from where it was."""
+        lifecycle = self._lifecycle()
+        return lifecycle.resume(catalog.find(self._connection, name))
+
+    def drain(self) -> None:
+        """Has the service begin no more refreshes in this database; capture goes on."""
+        self.set("drain", "on")
+
+    def undrain(self) -> None:
+        """Ends drain: the service goes on."""
+        self.set("drain", "off")
 
     def start_spark(self) -> None:
         """Starts Spark in the background, so that what needs it first need not wait."""
@@ -334,6 +370,17 @@ class Headwater:
         settings = self._settings(writing=True)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
         return Lifecycle(self._connection, settings, self._reader, refresher)
+
+
+def _require_resumed(stream_table: StreamTable, suspended: builtins.list[StreamTable]) -> None:
+    for found in suspended:
+        reads = "" if found.id == stream_table.id else f" reads {found.label}, which"
+        raise Suspended(
+            f"{stream_table.label}{reads} is suspended",
+            detail=found.suspended_reason or "",
+            hint=f"headwater resume {found.label},"
+            f" or CALL headwater.resume_stream_table({literal(found.label)})",
+        )
 
 
 def connect(dsn: str | None = None, **settings: str) -> Headwater:

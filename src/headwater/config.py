@@ -266,6 +266,32 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[variable] for name, variable in variables.items() if variable in environment}
 
 
+def described() -> list[dict[str, Any]]:
+    """What each setting takes, as far as SQL can check it, for `headwater.set_config`."""
+    return [
+        {
+            "name": name,
+            "kind": _kind(rule),
+            "minimum": rule.minimum,
+            "maximum": rule.maximum,
+            "zero_is_off": rule.zero_is_off,
+            "choices": list(rule.choices),
+            "description": rule.description,
+        }
+        for name, rule in RULES.items()
+    ]
+
+
+def _kind(rule: _Rule) -> str:
+    if rule.duration:
+        return "duration"
+    if rule.choices:
+        return "choice"
+    if rule.switch:
+        return "switch"
+    return "text" if rule.text is not None else "number"
+
+
 def storable(text: str) -> bool:
     """Whether PostgreSQL can store a text: not NUL, nor a surrogate, which is no character.
 

@@ -106,6 +106,10 @@ class ClaimLost(RefreshFailed):
     """Another worker was given the refresh meanwhile; nothing of this one was applied."""
 
 
+class Suspended(HeadwaterError):
+    """The stream table, or one that it reads, is not refreshed until it is resumed."""
+
+
 class NotRunning(HeadwaterError):
     """There is no refresh that could be cancelled."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import LiteralString, get_args
 
 import psycopg
 from psycopg import sql
@@ -28,7 +28,7 @@ from headwater.apply.merge import Applied
 from headwater.capture import consumers
 from headwater.capture.registry import LIFECYCLE_LOCK, release_superfluous, share_patience
 from headwater.capture.triggers import CHANGES
-from headwater.catalog import EngineName, Mode, StreamTable
+from headwater.catalog import EngineName, Mode, StreamTable, Tier, TierChoice
 from headwater.clock import Phases
 from headwater.config import Settings, storable
 from headwater.db import install
@@ -91,6 +91,7 @@ class Options:
     mode: Mode = "auto"
     engine: EngineName = "auto"
     schedule: str | None = None
+    tier: TierChoice = "auto"
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ class Lifecycle:
                 engine=options.engine,
                 schedule=options.schedule,
                 unscheduled=options.schedule is None,
+                tier=options.tier,
             )
 
     def _build(self, place: Place, text: str, options: Options, *, cascade: bool) -> StreamTable:
@@ -235,6 +237,7 @@ class Lifecycle:
                         "mode": options.mode,
                         "engine": options.engine,
                         "schedule": options.schedule,
+                        "tier": options.tier,
                     },
                 )[0]
                 connection.execute("SELECT pg_advisory_lock(%s, %s)", (CREATOR_LOCK, candidate))
@@ -629,6 +632,7 @@ class Lifecycle:
         engine: EngineName | None = None,
         schedule: str | None = None,
         unscheduled: bool = False,
+        tier: TierChoice | None = None,
         cascade: bool = False,
     ) -> StreamTable:
         """Changes what is given. Another query replaces the storage, and so does a mode that needs other."""
@@ -637,9 +641,10 @@ class Lifecycle:
                 mode=mode or stream_table.requested_mode,
                 engine=engine or stream_table.engine,
                 schedule=None if unscheduled else schedule or stream_table.schedule,
+                tier=tier or stream_table.tier or "auto",
             )
             return self.replace(stream_table, text, options, cascade=cascade)
-        given = Options(mode=mode or "auto", engine=engine or "auto", schedule=schedule)
+        given = Options(mode=mode or "auto", engine=engine or "auto", schedule=schedule, tier=tier or "auto")
         schedule = _checked_options(stream_table.label, given, stream_table.time_zone).schedule
         refreshing = False
 
@@ -657,6 +662,7 @@ class Lifecycle:
                         "schedule": schedule,
                         "engine": engine,
                         "mode": mode,
+                        "tier": tier,
                     },
                 )
                 refreshing = mode is not None and self._change_mode(stream_table.id, mode)
@@ -698,6 +704,34 @@ class Lifecycle:
         storage.drop_kept(connection, stream_table_id)
         release_superfluous(connection)
         return False
+
+    # suspend and resume
+
+    def suspend(self, stream_table: StreamTable, reason: str | None) -> StreamTable:
+        """Has nobody refresh a stream table until it is resumed; waits for a refresh that runs."""
+        if stream_table.status == "initializing":
+            raise _being_created(stream_table.schema, stream_table.name)
+        return self._set_status(stream_table, "suspend", query("catalog", "suspend"), {"reason": reason})
+
+    def resume(self, stream_table: StreamTable) -> StreamTable:
+        """Lets a stream table be refreshed again; does nothing to one that is not suspended."""
+        return self._set_status(stream_table, "resume", query("catalog", "resume"), {})
+
+    def _set_status(
+        self, stream_table: StreamTable, verb: str, text: LiteralString, values: dict[str, str | None]
+    ) -> StreamTable:
+        what = f"{verb} {stream_table.label}"
+
+        def change() -> None:
+            with transaction(self._connection):
+                install.hold_version(self._connection)
+                self._connection.execute(text, {**values, "id": stream_table.id})
+
+        try:
+            retried(change, what=what, attempts=self._settings.lock_attempts)
+        except psycopg.Error as error:
+            raise translated(error, what, HeadwaterError) from error
+        return catalog.stream_table(self._connection, stream_table.id)
 
     # drop
 
@@ -802,6 +836,7 @@ def _checked_options(label: str, options: Options, time_zone: str) -> Options:
     for name, value, known in (
         ("mode", options.mode, get_args(Mode)),
         ("engine", options.engine, get_args(EngineName)),
+        ("tier", options.tier, ("auto", *get_args(Tier))),
     ):
         if value not in known:
             raise InvalidSetting(f"{label}: there is no {name} {value!r}", hint=f"use {', '.join(known)}")

@@ -189,14 +189,20 @@ class Refresher:
         except MemberFailed as failed:
             raise failed.error from failed.error.__cause__
 
-    def refresh_together(self, members: Sequence[int], claim: Claim | None = None) -> list[Outcome]:
+    def refresh_together(
+        self, members: Sequence[int], claim: Claim | None = None, *, clean: bool = True
+    ) -> list[Outcome]:
         """Refreshes these stream tables and no others, each after what it reads of them.
+
+        Who refreshes often need not clean up each time.
 
         Raises MemberFailed. Nobody must be able to see them disagree with what they read otherwise: where two
         paths lead to one stream table from one source, all that lies between must be among them.
         """
         last = catalog.stream_table(self._connection, members[-1])
-        return self._refresh(last, lambda: catalog.together(self._connection, members), Request(), claim)
+        return self._refresh(
+            last, lambda: catalog.together(self._connection, members), Request(), claim, clean=clean
+        )
 
     def _refresh(
         self,
@@ -204,6 +210,8 @@ class Refresher:
         find: Callable[[], Closure],
         request: Request,
         claim: Claim | None = None,
+        *,
+        clean: bool = True,
     ) -> list[Outcome]:
         """Refreshes what is found, at its end the stream table that the request is for."""
         label, started = stream_table.label, Phases()
@@ -249,7 +257,8 @@ class Refresher:
                     outcome.phases,
                 )
             )
-        self._clean(outcomes)
+        if clean:
+            self._clean(outcomes)
         return outcomes
 
     def refresh_here(self, stream_table_id: int, request: Request) -> list[Outcome]:

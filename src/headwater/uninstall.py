@@ -92,8 +92,8 @@ def find(connection: Connection) -> Installation:
             definitions.append(item)
         else:
             rest.append(item)
-    for oid, name, ours in connection.execute(query("uninstall", "functions"), known):
-        item = Item("function", name, oid)
+    for oid, name, kind, ours in connection.execute(query("uninstall", "functions"), known):
+        item = Item(kind, name, oid)
         if ours:
             rest.append(item)
         else:
@@ -174,7 +174,8 @@ class _Removal:
 
     def _drop(self, item: Item, kind: str, how: str = "") -> None:
         """Drops an object by its number, for somebody may rename it meanwhile, or drop it."""
-        one_of, catalog = ("regprocedure", "pg_proc") if kind == "FUNCTION" else ("regclass", "pg_class")
+        routine = kind in ("FUNCTION", "PROCEDURE")
+        one_of, catalog = ("regprocedure", "pg_proc") if routine else ("regclass", "pg_class")
         row = self._connection.execute(
             statement(f"SELECT oid::{one_of}::text FROM {catalog} WHERE oid = %s"), (item.oid,)
         ).fetchone()
@@ -189,7 +190,7 @@ class _Removal:
 def _known() -> list[str]:
     """The names in the schema `headwater` that this version makes."""
     return re.findall(
-        r"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|FUNCTION) headwater\.(\w+)", install.schema(), re.M
+        r"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|FUNCTION|PROCEDURE) headwater\.(\w+)", install.schema(), re.M
     )
 
 

@@ -3,6 +3,9 @@
 In one REPEATABLE READ transaction the stream table is brought up to date, compared with its query as
 multisets, and the transaction is rolled back: verifying changes nothing. A stream table that recomputes is
 compared as it is stored, for bringing it up to date would make the comparison pointless.
+
+A partition that was attached or detached since the last refresh is a change that waits like others, only that
+no change rows tell it. It is registered before, as a refresh does, and what reads it is recomputed.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from dataclasses import dataclass
 import psycopg
 
 from headwater import catalog
-from headwater.catalog import StreamTable
+from headwater.capture.registry import partitions_moved
+from headwater.catalog import Closure, StreamTable
 from headwater.config import Settings
 from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.work import statement
@@ -68,6 +72,8 @@ def _verify(
 ) -> Verification:
     closure = catalog.closure(connection, stream_table.id)
     refresher.follow_renames(closure)
+    if _moved(connection, closure) is not None:
+        closure = refresher.adopt(stream_table.id)
     notes = []
     with transaction(connection, repeatable_read=True, rollback=True):
         refresher.lock_tables(closure)
@@ -89,6 +95,9 @@ def _verify(
         rows, snapshot = one(
             connection, statement(f"SELECT count(*), pg_current_snapshot()::text FROM {stored}")
         )
+        if (moved := _moved(connection, closure)) is not None:
+            # Some of the queries have read it, whatever their snapshot is.
+            raise psycopg.errors.SerializationFailure(f"a partition of {moved} was attached meanwhile")
     if (missing or surplus) and _same_within_tolerance(definition.columns, missing, surplus):
         notes.append(
             f"{len(missing)} rows differ in the last digits of floats, whose sums depend on the rows' order"
@@ -107,6 +116,17 @@ def _verify(
         surplus_count=len(surplus),
         note="; ".join(notes),
     )
+
+
+def _moved(connection: Connection, closure: Closure) -> str | None:
+    """A table that has other partitions than when it was last captured, if any."""
+    partitioned = {
+        source.relation
+        for sources in closure.sources.values()
+        for source in sources
+        if source.partitioned and source.change_table
+    }
+    return partitions_moved(connection, partitioned) if partitioned else None
 
 
 def _difference(connection: Connection, definition: Definition, left: str, right: str) -> list[Row]:

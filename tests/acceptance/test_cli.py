@@ -180,6 +180,32 @@ def test_life_in_text(program: Program, conn: psycopg.Connection) -> None:
     assert "there are no stream tables" in program.run("list").stdout
 
 
+def test_suspending_draining_and_tiers(inside: Inside, conn: psycopg.Connection) -> None:
+    made = inside.json("create", "revenue", "--query", REVENUE, "--schedule", "1s", "--tier", "cold")
+    assert made["tier"] == "cold"
+    assert "1s, cold" in inside.run("list").stdout
+    said = inside.run("suspend", "revenue", "--reason", "the load runs").stdout
+    assert said == "suspended public.revenue: the load runs\nnext: headwater resume revenue\n"
+    assert "suspended: the load runs" in inside.run("list").stdout
+    shown = inside.run("status", "revenue").stdout
+    assert re.search(r"suspended +the load runs", shown)
+    assert re.search(r"tier +cold", shown)
+    refused = inside.fails("refresh", "revenue")
+    assert refused.startswith("error: public.revenue is suspended\n")
+    assert "headwater resume public.revenue" in refused
+    assert inside.json("status", "revenue")["suspended_reason"] == "the load runs"
+    assert inside.run("resume", "revenue").stdout == "public.revenue is active\n"
+    inside.run("refresh", "revenue")
+    assert inside.json("alter", "revenue", "--tier", "auto")["tier"] is None
+    assert inside.json("drain") == {"drain": "on"}
+    stored = conn.execute("SELECT value FROM headwater.setting WHERE name = 'drain'").fetchone()
+    assert stored == ("on",)
+    inside.run("refresh", "revenue")  # who asks for it gets it
+    assert inside.json("resume") == {"drain": "off"}
+    inside.fails("suspend", "nowhere")
+    inside.fails("create", "other", "--query", REVENUE, "--tier", "lukewarm", expect=2)
+
+
 def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
     assert program.json("init") == {"installed": False, "database": conn.info.dbname}
     assert program.json("migrate") == {"applied": []}
@@ -195,6 +221,8 @@ def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
         "requested_mode": "auto",
         "engine": "auto",
         "schedule": "1s",
+        "tier": None,
+        "suspended_reason": None,
         "reasons": [],
         "created": True,
         "indexes": [],

@@ -14,16 +14,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
-from types import GeneratorType
-from typing import Any, Literal
+from typing import Literal
 
 import psycopg
-from psycopg import sql
 from tests.crash.verbs import VERBS
+from tests.statements import Connection, Seen, watched
 
 import headwater
 
@@ -97,43 +96,31 @@ class Running:
 def _main(dsn: str, verb: str, doom: Doom | None, pipe: Pipe) -> None:
     """The process."""
     statements: list[str] = []
-    _watch(statements, doom, pipe)
     error = None
     try:
-        with headwater.connect(dsn) as hw:
+        with watched(_watch(statements, doom, pipe)), headwater.connect(dsn) as hw:
             VERBS[verb].run(hw)
     except Exception as raised:
         error = type(raised).__name__
     pipe.send((tuple(statements), error))
 
 
-def _watch(statements: list[str], doom: Doom | None, pipe: Pipe) -> None:
-    """Has every statement of this process pass by, and its doom come at the right one."""
-    wait = psycopg.Connection.wait
-    reached = False
+def _watch(statements: list[str], doom: Doom | None, pipe: Pipe) -> Seen:
+    """Writes down every statement of this process, and has its doom come at the right one."""
 
-    def watched(self: psycopg.Connection[Any], gen: Any, *arguments: Any, **options: Any) -> Any:
-        nonlocal reached
-        text = _text(gen)
-        if text is None or reached:
-            return wait(self, gen, *arguments, **options)
-        statements.append(text)
-        if doom is not None and len(statements) == doom.number:
-            reached = True
+    def seen(connection: Connection, text: str) -> Callable[[], None] | None:
+        if doom is None or len(statements) < doom.number:
+            statements.append(text)
+            if doom is not None and len(statements) == doom.number:
+                if doom.moment == "sent":
+                    return lambda: _meet(doom, connection, pipe)
+                _meet(doom, connection, pipe)
+        return None
 
-            def act() -> None:
-                _meet(doom, self, pipe)
-
-            if doom.moment == "before":
-                act()
-            else:
-                gen = _once_sent(gen, act)
-        return wait(self, gen, *arguments, **options)
-
-    psycopg.Connection.wait = watched  # type: ignore[method-assign]
+    return seen
 
 
-def _meet(doom: Doom, connection: psycopg.Connection[Any], pipe: Pipe) -> None:
+def _meet(doom: Doom, connection: Connection, pipe: Pipe) -> None:
     match doom.fate:
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -143,26 +130,3 @@ def _meet(doom: Doom, connection: psycopg.Connection[Any], pipe: Pipe) -> None:
         case "paused":
             pipe.send("paused")
             pipe.poll(LONG)
-
-
-def _once_sent(gen: Generator[Any, Any, Any], act: Callable[[], None]) -> Generator[Any, Any, Any]:
-    """The same conversation with the server, with something in between when its first half is over."""
-    wanted = next(gen)  # psycopg has flushed its buffer and wants to wait for the answer
-    act()
-    while True:
-        try:
-            wanted = gen.send((yield wanted))
-        except StopIteration as end:
-            return end.value
-
-
-def _text(gen: Any) -> str | None:
-    """What a conversation is about, or None if nothing is sent."""
-    assert isinstance(gen, GeneratorType)
-    name = gen.gi_code.co_name
-    if name.startswith("_set_"):
-        return None  # a property of the connection
-    query = gen.gi_frame.f_locals.get("query") if gen.gi_frame is not None else None
-    if query is None:
-        return {"_enter_gen": "BEGIN", "_exit_gen": "COMMIT"}.get(name, name)
-    return query.as_string(None) if isinstance(query, sql.Composable) else str(query)

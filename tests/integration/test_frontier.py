@@ -17,6 +17,7 @@ from tests.integration.support import (
     stored_and_wanted,
     value,
 )
+from tests.statements import ended_after
 
 import headwater
 from headwater import Headwater, HeadwaterError
@@ -293,40 +294,27 @@ def test_a_refresh_whose_session_is_killed_before_its_commit_changes_nothing(
     assert refresh(hw, "sums").action == "delta"
 
 
-def test_a_crash_between_any_two_statements_of_a_refresh(
-    hw: Headwater, dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_between_any_two_statements_of_a_refresh(hw: Headwater, dsn: str, conn: Connection) -> None:
     """The session dies before the first statement, before the second, and so on, until a refresh survives."""
     hw.create("dear", "SELECT kind, price FROM items WHERE price > 1")
     hw.create("sums", "SELECT kind, count(*) AS n, max(price) AS most FROM dear GROUP BY kind")
-    execute = psycopg.Cursor.execute
-    dying, left = -1, 0
-
-    def execute_or_die(cursor: psycopg.Cursor[Any], *arguments: Any, **options: Any) -> psycopg.Cursor[Any]:
-        nonlocal left
-        if cursor.connection.info.backend_pid == dying:
-            if left == 0:
-                execute(conn.cursor(), "SELECT pg_terminate_backend(%s, 10000)", (dying,))
-            left -= 1
-        return execute(cursor, *arguments, **options)
-
-    monkeypatch.setattr(psycopg.Cursor, "execute", execute_or_die)
     before_commit = after_commit = 0
     for statements in range(200):
         conn.execute("INSERT INTO items VALUES (%s, %s)", (f"k{statements % 3}", statements + 10))
         old = contents(conn, "dear")
         with headwater.connect(dsn) as handle:
-            dying, left = handle.connection.info.backend_pid, statements
-            with suppress(HeadwaterError, psycopg.Error):
+            with (
+                ended_after(statements, handle.connection, conn) as ending,
+                suppress(HeadwaterError, psycopg.Error),
+            ):
                 handle.refresh("dear")
-            dying = -1
         stored, wanted = stored_and_wanted(hw, "dear")
         assert stored in (old, wanted), f"a half refresh after {statements} statements"
         before_commit += stored == old
         after_commit += stored == wanted
         refresh(hw, "sums")  # what reads it misses nothing and gets nothing twice
         assert_fresh(hw, "dear")
-        if left > 0:
+        if ending.survived:
             break
     print(f"killed before {statements} statements, {after_commit} times after the commit")
     assert before_commit > 10

@@ -7,7 +7,15 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import IsolationLevel
-from tests.integration.support import assert_fresh, footprint, refresh, value
+from tests.integration.support import (
+    assert_fresh,
+    footprint,
+    in_background,
+    refresh,
+    value,
+    wait_until_blocked,
+)
+from tests.statements import watched
 
 from headwater import Headwater, catalog
 from headwater.config import Settings
@@ -172,6 +180,69 @@ def test_a_partition_that_is_attached_while_a_refresh_runs(hw: Headwater, dsn: s
         connection.close()
     assert (outcome.action, outcome.reason) == ("recompute", MOVED)
     assert_fresh(hw, "rows")
+
+
+@pytest.mark.parametrize("level", list(IsolationLevel)[1:])
+def test_a_writer_has_to_do_with_no_partition_but_its_own(
+    hw: Headwater, dsn: str, conn: Connection, level: IsolationLevel
+) -> None:
+    """Two users who would not be in each other's way are not so by capture: no wait, no deadlock."""
+    hw.create("st", SUMS)
+    with psycopg.connect(dsn) as writer, psycopg.connect(dsn) as other:
+        writer.isolation_level = level
+        writer.execute("UPDATE kinds SET label = 'X' WHERE kind = 'a'")
+        other.execute("TRUNCATE middle_a")
+        with in_background(lambda: other.execute("UPDATE kinds SET label = 'Y' WHERE kind = 'a'")) as future:
+            wait_until_blocked(conn, other.info.backend_pid, future)
+            writer.execute("INSERT INTO sales VALUES (50, 'a', 5)")
+            assert not value(
+                conn,
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND relation = 'middle_rest'::regclass)",
+                writer.info.backend_pid,
+            )
+            writer.commit()
+            future.result()
+        other.commit()
+    assert refresh(hw, "st").action == "recompute"  # after the TRUNCATE
+    with psycopg.connect(dsn) as writer:
+        writer.isolation_level = level
+        writer.execute("INSERT INTO sales VALUES (51, 'a', 5)")
+        assert value(writer, "SHOW lock_timeout") == value(conn, "SHOW lock_timeout")
+    assert refresh(hw, "st").action == "delta"
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["nothing else waits", "changes wait, too"])
+def test_a_partition_that_waits_for_a_refresh_is_no_drift(
+    hw: Headwater, conn: Connection, waiting: bool
+) -> None:
+    hw.create("st", SUMS)
+    hw.create("above", "SELECT max(s) AS most FROM st")
+    for move in (ATTACH, DETACH):
+        if waiting:
+            conn.execute("UPDATE sales SET price = price + 1 WHERE id = 1")
+        conn.execute(move)
+        for name in ("st", "above"):
+            assert hw.verify(name).equal
+        assert MOVED in hw.verify("st").note
+        assert refresh(hw, "above").action in ("delta", "nothing")
+        assert hw.verify("above").note == ""
+
+
+def test_a_partition_that_is_attached_while_it_is_verified(hw: Headwater, conn: Connection) -> None:
+    hw.create("st", SUMS)
+    attached = False
+
+    def attach(connection: Connection, text: str) -> None:
+        nonlocal attached
+        if not attached and "EXCEPT ALL" in text and connection is hw.connection:
+            attached = True
+            conn.execute(ATTACH)
+
+    with watched(attach):
+        found = hw.verify("st")
+    assert attached
+    assert found.equal
+    assert MOVED in found.note
 
 
 def test_another_reader_does_not_hide_what_moved(hw: Headwater, conn: Connection) -> None:

@@ -22,6 +22,7 @@ from tests.integration.support import (
     value,
     wait_until_blocked,
 )
+from tests.statements import ended_after
 
 import headwater
 from headwater import Headwater, HeadwaterError
@@ -288,24 +289,12 @@ def test_a_stream_table_cannot_come_to_read_itself(hw: Headwater, conn: Connecti
 
 
 def test_a_crash_between_any_two_statements_of_a_replacement(
-    hw: Headwater, dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+    hw: Headwater, dsn: str, conn: Connection
 ) -> None:
     """The session dies now before this statement, now before that one; the old or the new one works."""
     queries = ("SELECT kind, price FROM items", "SELECT kind, 0 AS price FROM items JOIN labels USING (kind)")
     hw.create("st", queries[0])
     hw.create("sums", "SELECT kind, count(*) AS n, max(price) AS most FROM st GROUP BY kind")
-    execute = psycopg.Cursor.execute
-    dying, left = -1, 0
-
-    def execute_or_die(cursor: psycopg.Cursor[Any], *arguments: Any, **options: Any) -> psycopg.Cursor[Any]:
-        nonlocal left
-        if cursor.connection.info.backend_pid == dying:
-            if left == 0:
-                execute(conn.cursor(), "SELECT pg_terminate_backend(%s, 10000)", (dying,))
-            left -= 1
-        return execute(cursor, *arguments, **options)
-
-    monkeypatch.setattr(psycopg.Cursor, "execute", execute_or_die)
     fates = {"old": 0, "new": 0}
     for statements in range(1, 2000, 13):
         present = hw.connection.execute("SELECT query FROM headwater.stream_table WHERE id = 1").fetchone()
@@ -313,18 +302,19 @@ def test_a_crash_between_any_two_statements_of_a_replacement(
         wanted = queries[0] if present[0] == queries[1] else queries[1]
         conn.execute("INSERT INTO items VALUES (%s, 'a', %s)", (statements + 10, statements))
         with headwater.connect(dsn) as handle:
-            dying, left = handle.connection.info.backend_pid, statements
-            with suppress(HeadwaterError, psycopg.Error):
+            with (
+                ended_after(statements, handle.connection, conn) as ending,
+                suppress(HeadwaterError, psycopg.Error),
+            ):
                 handle.alter("st", query=wanted)
-            dying = -1
         found = find(hw.connection, "st")
         assert found.query in (present[0], wanted)
         fates["new" if found.query == wanted else "old"] += 1
         assert refresh(hw, "sums").action in ("delta", "nothing", "recompute")
         assert_fresh(hw, "st")
-        if left > 0:
+        if ending.survived:
             break
-    assert left > 0, "no replacement survived"
+    assert ending.survived, "no replacement survived"
     assert min(fates.values()) >= 1, fates
     assert fates["old"] > 5
     conn.execute("DELETE FROM items WHERE id > 10")

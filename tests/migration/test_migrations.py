@@ -19,8 +19,8 @@ Connection = psycopg.Connection[Any]
 # What there is in Headwater's schemas, each kind of object by its full definition.
 INTROSPECTION = {
     "schemas": "SELECT nspname, obj_description(oid) FROM pg_namespace WHERE nspname = ANY (%(schemas)s)",
-    "relations": "SELECT oid::regclass::text, relkind, relpersistence, reloptions, obj_description(oid)"
-    " FROM pg_class WHERE relnamespace::regnamespace::text = ANY (%(schemas)s)",
+    "relations": "SELECT oid::regclass::text, relkind, relpersistence, relreplident, reloptions,"
+    " obj_description(oid) FROM pg_class WHERE relnamespace::regnamespace::text = ANY (%(schemas)s)",
     "columns": "SELECT attrelid::regclass::text, attnum, attname, format_type(atttypid, atttypmod),"
     " attnotnull, attidentity, attgenerated, attcollation, pg_get_expr(d.adbin, d.adrelid)"
     " FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid"

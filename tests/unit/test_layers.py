@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("registration",),
     ("refresh",),
     ("verify", "explain"),
-    ("lifecycle", "uninstall"),
+    ("lifecycle", "uninstall", "upgrade"),
     ("repair",),
     ("api",),
     ("spark",),

@@ -8,7 +8,7 @@ from psycopg import sql
 
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
-from headwater.db.work import statement
+from headwater.db.work import identify_by_row, statement
 from headwater.plan.dialect import identifier
 from headwater.plan.maintain import GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.render import HASH
@@ -101,6 +101,7 @@ def move_kept(connection: Connection, stream_table_id: int, to: int) -> None:
 def load(connection: Connection, table: str, plan: MaintenancePlan) -> int:
     """Creates storage of this SQL name and fills it from the query; the number of its rows."""
     rows = connection.execute(_creation(table, plan)).rowcount
+    identify_by_row(connection, statement(table))
     index(connection, table)
     return rows
 
@@ -108,6 +109,7 @@ def load(connection: Connection, table: str, plan: MaintenancePlan) -> int:
 def shape(connection: Connection, table: str, plan: MaintenancePlan) -> None:
     """Creates storage of this SQL name without rows."""
     connection.execute(_creation(table, plan) + statement(" WITH NO DATA"))
+    identify_by_row(connection, statement(table))
 
 
 def index(connection: Connection, table: str) -> None:

@@ -28,7 +28,8 @@ PERCENTS = (0.2, 1.0, 5.0)
 """Of the sources: with 1,000 and 5,000 some numbers that change are the same, and can be compared."""
 SECONDS = 30.0
 REPETITIONS = 3
-CREATORS = 6
+CREATORS = 4
+"""Processes; more of them would wait for each other, for dependencies are recorded one after the other."""
 PORTION = 50
 """Stream tables that a process creates before it takes others."""
 COMPARED = 100

@@ -112,6 +112,24 @@ def reinstall(connection: Connection, source_id: int) -> None:
         )
 
 
+def renew_function(connection: Connection, source_id: int) -> bool:
+    """Makes the capture function of a source again if another version wrote it; whether it did.
+
+    No writer notices. What is not as it was installed is left to `reinstall`, which knows what follows.
+    """
+    relation, _ = one(connection, query("catalog", "source"), {"id": source_id})
+    source = read_source(connection, relation)
+    row = connection.execute(query("catalog", "captured_columns"), {"id": source_id}).fetchone()
+    if source is None or source.kind != "table" or row is None or partitions_moved(connection, [relation]):
+        return False
+    wanted = [column for column in source.columns if column.attnum in set(row[1])]
+    whole = all(one(connection, query("catalog", "capture_parts"), {"id": source_id}))
+    if not whole or len(wanted) < len(row[1]) or triggers.is_current(connection, source, wanted):
+        return False
+    _install_function(connection, source_id, source, wanted)
+    return True
+
+
 def lost_reason(label: str, reason: str) -> str:
     """Why consumers of a source are rebuilt whose changes could not be captured."""
     return f"changes of {label} could not be captured: {reason}"

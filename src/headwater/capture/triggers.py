@@ -54,6 +54,7 @@ from psycopg import sql
 
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
+from headwater.db.work import identify_by_row
 from headwater.plan.operators import Source, SourceColumn
 
 CHANGES = "headwater_changes"
@@ -84,6 +85,12 @@ def create_change_table(connection: Connection, relation: int) -> None:
             "CREATE TABLE {} (xid xid8 NOT NULL, node integer NOT NULL DEFAULT 0, w integer NOT NULL)"
         ).format(table)
     )
+    identify_by_row(connection, table)
+    create_index(connection, table)
+
+
+def create_index(connection: Connection, table: sql.Identifier) -> None:
+    """The index on a change table."""
     connection.execute(
         sql.SQL("CREATE INDEX ON {} USING brin ({}) WITH (autosummarize = on)").format(
             table, sql.SQL(XID_NUMBER)
@@ -152,19 +159,48 @@ def install_function(connection: Connection, source: Source, columns: Sequence[S
     """(Re)creates the capture function for these columns, and their guard."""
     name = sql.Identifier(CHANGES, f"capture_{source.relation}")
     members = _members(connection, source.relation)
-    partitioned = members[0].partitioned
-    listed = sql.Literal("{" + ",".join(str(oid) for oid in sorted(member.oid for member in members)) + "}")
-    moved = _partitions_moved(source.relation, listed) if partitioned else sql.SQL("false")
     guard = _install_guard(connection, source, columns)
+    connection.execute(
+        sql.SQL(
+            "CREATE OR REPLACE FUNCTION {}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
+            " SET search_path = pg_catalog, pg_temp AS {}"
+        ).format(name, sql.Literal(_body(connection, source, columns, members, guard)))
+    )
+    if members[0].partitioned:  # by which others see what it captures
+        connection.execute(sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, _listed_oids(members)))
+
+
+def is_current(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> bool:
+    """Whether the capture function of a source is what this version would make for these columns."""
+    guard, text = one(connection, query("catalog", "capture_function"), {"relation": source.relation})
+    members = _members(connection, source.relation)
+    return guard is not None and text == _body(connection, source, columns, members, guard)
+
+
+def _body(
+    connection: Connection,
+    source: Source,
+    columns: Sequence[SourceColumn],
+    members: Sequence[_Member],
+    guard: int,
+) -> str:
+    """The text of a capture function."""
     row = one(
         connection,
         query("catalog", "capture_layout"),
         {"relation": source.relation, "schema": CHANGES, "table": change_table(source.relation)},
     )
-    layout = _Layout(partitioned, listed, guard, *row)
-    connection.execute(_function(name, source, columns, moved, layout))
-    if partitioned:  # by which others see what it captures
-        connection.execute(sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, listed))
+    layout = _Layout(members[0].partitioned, _listed_oids(members), guard, *row)
+    look = (
+        _look(source.relation, layout.members)
+        if layout.partitioned
+        else sql.SQL("\n    moved := TG_OP = 'TRUNCATE';")
+    )
+    return _function(source, columns, look, layout).as_string()
+
+
+def _listed_oids(members: Sequence[_Member]) -> sql.Literal:
+    return sql.Literal("{" + ",".join(str(oid) for oid in sorted(member.oid for member in members)) + "}")
 
 
 def _install_guard(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> int:
@@ -248,22 +284,36 @@ def _partition_columns(connection: Connection, members: Sequence[int]) -> sql.Co
     return sql.SQL(" OF {}").format(sql.SQL(", ").join(sql.Identifier(name) for (name,) in rows))
 
 
-def _partitions_moved(relation: int, members: sql.Literal) -> sql.Composed:
-    """A condition: the partitions are others than these.
+def _look(relation: int, members: sql.Literal) -> sql.Composed:
+    """Statements that find out whether the partitions are others than these.
 
     What a writer with an old snapshot reads in the catalog is old, too, so it asks the function that looks at
-    the present. Others do not, for it locks each partition.
+    the present. That locks each partition, also those that the writer has nothing to do with. Waiting for
+    one, or keeping it, could make a deadlock of two users who would have had none. So it does not wait, and
+    the locks go with the subtransaction, which is always rolled back.
     """
     return sql.SQL(
-        """(CASE current_setting('transaction_isolation') WHEN 'read committed' THEN (
+        """
+    IF TG_NARGS > 0 OR TG_OP = 'TRUNCATE' THEN
+        moved := true;
+    ELSIF current_setting('transaction_isolation') = 'read committed' THEN
+        moved := (
             WITH RECURSIVE tree(relid) AS (
                 SELECT {relation}::oid
               UNION ALL
                 SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tree ON i.inhparent = tree.relid
                 WHERE NOT i.inhdetachpending
-            ) SELECT array_agg(relid ORDER BY relid) FROM tree)
-        ELSE (SELECT array_agg(relid::oid ORDER BY relid::oid) FROM pg_catalog.pg_partition_tree({relation}))
-        END) IS DISTINCT FROM {members}::oid[]"""
+            ) SELECT array_agg(relid ORDER BY relid) FROM tree) IS DISTINCT FROM {members}::oid[];
+    ELSE
+        moved := true;
+        BEGIN
+            PERFORM set_config('lock_timeout', '1ms', true);
+            moved := (SELECT array_agg(relid::oid ORDER BY relid::oid)
+                      FROM pg_catalog.pg_partition_tree({relation})) IS DISTINCT FROM {members}::oid[];
+            RAISE SQLSTATE 'HW000';
+        EXCEPTION WHEN lock_not_available OR SQLSTATE 'HW000' THEN
+        END;
+    END IF;"""
     ).format(relation=sql.Literal(relation), members=members)
 
 
@@ -299,11 +349,7 @@ class _Layout:
 
 
 def _function(
-    name: sql.Identifier,
-    source: Source,
-    columns: Sequence[SourceColumn],
-    moved: sql.Composable,
-    layout: _Layout,
+    source: Source, columns: Sequence[SourceColumn], look: sql.Composable, layout: _Layout
 ) -> sql.Composed:
     table = sql.Identifier(CHANGES, change_table(source.relation))
 
@@ -334,7 +380,7 @@ def _function(
             selected(weight, dict(values)), sql.SQL(transition), aliases
         )
 
-    body = sql.SQL(
+    return sql.SQL(
         """
 DECLARE
     columns text;
@@ -342,6 +388,7 @@ DECLARE
     failure text;
     stack text;
     caller text;
+    moved boolean;
 BEGIN
     IF TG_RELID <> ALL ({members}::oid[]) THEN
         RETURN NULL;
@@ -354,9 +401,9 @@ BEGIN
             OR caller !~* E'\\\\mupdate\\\\M') IS NOT TRUE THEN
             RETURN NULL;
         END IF;
-    END IF;
+    END IF;{look}
     IF {intact} THEN
-        IF TG_NARGS > 0 OR TG_OP = 'TRUNCATE' OR {moved} THEN
+        IF moved THEN
             {marked}
         ELSE
             CASE TG_OP
@@ -374,7 +421,7 @@ BEGIN
         -- A scheduler looks at every source from time to time, marked or not.
     END;
     BEGIN
-        IF TG_NARGS > 0 OR TG_OP = 'TRUNCATE' OR {moved} THEN
+        IF moved THEN
             EXECUTE {mark};
             RETURN NULL;
         END IF;
@@ -413,7 +460,7 @@ END
         members=layout.members,
         names=_names(source.relation, columns),
         intact=_intact(source, columns, layout, before),
-        moved=moved,
+        look=look,
         marked=insert(selected(0, {})),
         mark=sql.SQL(
             "format('INSERT INTO %s (xid, w) VALUES (pg_current_xact_id(), 0)', {}::oid::regclass)"
@@ -428,10 +475,6 @@ END
         deleted=insert(rows(-1, "old_rows")),
         updated=insert(rows(-1, "old_rows"), rows(1, "new_rows")),
     )
-    return sql.SQL(
-        "CREATE OR REPLACE FUNCTION {}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
-        " SET search_path = pg_catalog, pg_temp AS {}"
-    ).format(name, sql.Literal(body.as_string()))
 
 
 def _names(relation: int, columns: Sequence[SourceColumn]) -> sql.Composed:

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from headwater.api import Headwater
-from headwater.catalog import EngineName, Mode, StreamTable
+from headwater.catalog import EngineName, Mode, StreamTable, Tier, TierChoice
 from headwater.cli import document, show
 from headwater.cli.invocation import DSN_VARIABLE, Invocation, Misuse
 from headwater.db.connection import one
@@ -28,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 SECTIONS = {
     "Setting up": ("init", "migrate", "repair", "set", "settings", "uninstall", "demo"),
-    "Stream tables": ("create", "alter", "drop", "refresh", "cancel"),
+    "Stream tables": ("create", "alter", "drop", "refresh", "cancel", "suspend", "resume", "drain"),
     "Serving": ("serve", "worker"),
     "Measuring": ("bench",),
     "Looking": ("list", "status", "history", "explain", "verify"),
@@ -107,6 +107,11 @@ schedule_option = click.option(
     "--schedule",
     metavar="SCHEDULE",
     help="How fresh it should be: 500ms, 1s, 5m, 1h; a cron expression; calculated, from those who read it.",
+)
+tier_option = click.option(
+    "--tier",
+    type=click.Choice(("auto", *get_args(Tier))),
+    help="Refresh it as scheduled (hot), half as often (warm), a tenth as often (cold), or never (frozen).",
 )
 cascade_option = click.option(
     "--cascade", is_flag=True, help="Drop stream tables and consumers that do not fit the new columns."
@@ -567,6 +572,7 @@ def _transfer(
 @schedule_option
 @mode_option
 @engine_option
+@tier_option
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if there is a stream table of that name.")
 @click.option("--or-replace", is_flag=True, help="Give the stream table of that name, if any, this query.")
 @cascade_option
@@ -581,6 +587,7 @@ def create(
     schedule: str | None,
     mode: Mode | None,
     engine: EngineName | None,
+    tier: TierChoice | None,
     if_not_exists: bool,
     or_replace: bool,
     cascade: bool,
@@ -606,6 +613,7 @@ def create(
             schedule=schedule,
             mode=mode or "auto",
             engine=engine or "auto",
+            tier=tier or "auto",
             if_not_exists=lenient,
             or_replace=or_replace,
             cascade=cascade,
@@ -660,6 +668,7 @@ def _query(query: str | None, file: BinaryIO | None) -> str:
 @click.option("--no-schedule", is_flag=True, help="Refresh only when asked to.")
 @mode_option
 @engine_option
+@tier_option
 @cascade_option
 @spark_options
 @shared_options
@@ -673,9 +682,10 @@ def alter(
     no_schedule: bool,
     mode: Mode | None,
     engine: EngineName | None,
+    tier: TierChoice | None,
     cascade: bool,
 ) -> None:
-    """Change the query, schedule, mode or engine of a stream table.
+    """Change the query, schedule, mode, engine or tier of a stream table.
 
     Another query is put in place: readers see the old rows until they see the new ones.
 
@@ -685,9 +695,9 @@ def alter(
     text = _query(query, file) if query is not None or file is not None else None
     if schedule is not None and no_schedule:
         raise Misuse("--schedule and --no-schedule exclude each other")
-    if text is None and schedule is None and not no_schedule and mode is None and engine is None:
+    if not no_schedule and all(given is None for given in (text, schedule, mode, engine, tier)):
         raise Misuse(
-            "nothing to change", "give --query, --file, --schedule, --no-schedule, --mode or --engine"
+            "nothing to change", "give --query, --file, --schedule, --no-schedule, --mode, --engine or --tier"
         )
     if cascade and text is None:
         raise Misuse("--cascade is for --query and --file")
@@ -700,6 +710,7 @@ def alter(
             unscheduled=no_schedule,
             mode=mode,
             engine=engine,
+            tier=tier,
             cascade=cascade,
         )
         did = _did(before, _latest(hw, name))
@@ -764,6 +775,65 @@ def cancel(invocation: Invocation, name: str) -> None:
     with invocation.connect() as hw:
         found = hw.cancel(name)
     invocation.present({"cancelled": found}, show.cancelled(found))
+
+
+@cli.command()
+@name_argument
+@click.option("--reason", metavar="TEXT", help="Why, for those who wonder.")
+@shared_options
+@click.pass_obj
+def suspend(invocation: Invocation, name: str, reason: str | None) -> None:
+    """Stop refreshing a stream table until it is resumed.
+
+    Its sources are captured all the same, and it keeps its rows. What reads it is not refreshed either.
+
+    \b
+    Example: headwater suspend revenue --reason "the nightly load runs"
+    """
+    with invocation.connect() as hw:
+        found = hw.suspend(name, reason)
+    said = [
+        f"suspended {found.label}: {found.suspended_reason}",
+        f"next: {_command('resume', name)}",
+    ]
+    invocation.present(document.stream_table(found), show.lines(*said))
+
+
+@cli.command()
+@click.argument("name", required=False)
+@shared_options
+@click.pass_obj
+def resume(invocation: Invocation, name: str | None) -> None:
+    """Refresh a suspended stream table again; without a name, end drain.
+
+    \b
+    Example: headwater resume revenue
+    """
+    with invocation.connect() as hw:
+        if name is None:
+            hw.undrain()
+            invocation.present({"drain": "off"}, show.lines("the service refreshes again"))
+        else:
+            found = hw.resume(name)
+            invocation.present(document.stream_table(found), show.lines(f"{found.label} is {found.status}"))
+
+
+@cli.command()
+@shared_options
+@click.pass_obj
+def drain(invocation: Invocation) -> None:
+    """Have the service begin no more refreshes in this database.
+
+    Those that run are finished, and capture goes on. It stays so until headwater resume.
+
+    \b
+    Example: headwater drain
+    """
+    with invocation.connect() as hw:
+        hw.drain()
+    invocation.present(
+        {"drain": "on"}, show.lines("the service begins no more refreshes", "next: headwater resume")
+    )
 
 
 # looking

@@ -26,6 +26,15 @@ def statement(text: str) -> sql.SQL:
     return sql.SQL(text)
 
 
+def identify_by_row(connection: Connection, table: sql.Composable) -> None:
+    """Lets a table without a key be updated and deleted from while a publication of all tables has it.
+
+    The server refuses both for a published table whose rows it has nothing to tell a subscriber by. The whole
+    row always does; it takes room in the log with wal_level = logical only.
+    """
+    connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table))
+
+
 def prefix_of(stream_table_id: int) -> str:
     """How the names of a stream table's temporary tables begin."""
     return f"hw{stream_table_id}_"

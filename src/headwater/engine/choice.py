@@ -75,6 +75,7 @@ class Verdict:
 
     engine: Name
     reason: str
+    weighed: bool = True  # the schedule could make a difference
 
 
 def choose(
@@ -94,6 +95,7 @@ def choose(
             return Verdict(
                 "postgres",
                 f"about {database['postgres']:.0f} ms in PostgreSQL, less than starting Spark takes",
+                weighed=False,
             )
     best: Name = "spark" if database["spark"] < database["postgres"] else "postgres"
     other: Name = "postgres" if best == "spark" else "spark"

@@ -84,12 +84,11 @@ class Dispatch:
             return Decision("spark", "asked for", programs, forced=True)
         if action != "delta":
             return self._decide_full(connection, settings, programs)
-        verdict = choose(
-            rows,
-            self.experience.deltas(connection, stream_table.id),
-            interval_ms=self.interval_ms(connection, stream_table),
-            spark_runs=spark_runs(),
-        )
+        seen, running = self.experience.deltas(connection, stream_table.id), spark_runs()
+        verdict = choose(rows, seen, interval_ms=None, spark_runs=running)
+        if verdict.weighed:
+            interval = self.interval_ms(connection, stream_table)
+            verdict = choose(rows, seen, interval_ms=interval, spark_runs=running)
         return Decision(verdict.engine, verdict.reason, programs if verdict.engine == "spark" else {})
 
     def dearer_than_full(self, connection: Connection, stream_table: StreamTable, rows: int) -> str | None:

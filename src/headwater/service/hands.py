@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,9 @@ from headwater.engine.dispatch import Dispatch
 from headwater.errors import HeadwaterError, RefreshFailed
 from headwater.history import Outcome
 from headwater.refresh import Claim, MemberFailed, Refresher
+
+CLEANING_SECONDS = 1.0
+"""What is refreshed more often than this cleans up only so often."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Hand:
         self._reader: DefinitionReader | None = None
         self._dispatch = Dispatch(dsn)
         self._applied: Settings | None = None
-        self.known: set[tuple[int, ...]] = set()  # the tasks that it has made plans for
+        self.known: dict[tuple[int, ...], float] = {}  # the tasks that it has plans for: when it cleaned up
 
     @property
     def backend_pid(self) -> int:
@@ -72,8 +76,11 @@ class Hand:
                 bound(connection, task.settings)
                 self._applied = task.settings
             refresher = Refresher(connection, task.settings, reader, self._dispatch)
-            outcomes = refresher.refresh_together(task.members, task.claim)
-            self.known.add(task.members)
+            now = time.monotonic()
+            clean = now - self.known.get(task.members, -CLEANING_SECONDS) >= CLEANING_SECONDS
+            outcomes = refresher.refresh_together(task.members, task.claim, clean=clean)
+            if clean:
+                self.known[task.members] = now
             return Done(task, outcomes)
         except MemberFailed as failed:
             return Done(task, failure=Failure(failed.error, failed.stream_table.id))

@@ -163,7 +163,12 @@ class Picture:
         schedules = effective({number: member.schedule for number, member in members.items()}, readers)
         before, waited = self.places, self.waiting
         self.places, self.waiting, self._alarms = {}, {}, []
-        for unit in units(reads, {number: member.tables for number, member in members.items()}, schedules):
+        # What fails is not fused with what it reads, which need not wait until it is suspended.
+        alike = {
+            number: (schedule, number if self.conditions[number].failures else None)
+            for number, schedule in schedules.items()
+        }
+        for unit in units(reads, {number: member.tables for number, member in members.items()}, alike):
             own = [found for member in unit.members if (found := schedules[member]) is not None]
             place = Place(unit, min(own, key=typical_interval, default=None))
             earlier = [before[member] for member in unit.members if member in before]
@@ -198,10 +203,14 @@ class Picture:
 
     def ended(self, members: Sequence[int], took: timedelta, now: datetime) -> None:
         """A job has done its work."""
+        recovered = False
         for member in members:
             if (condition := self.conditions.get(member)) is not None:
+                recovered = recovered or condition.failures > 0
                 condition.took, condition.failures, condition.strikes = took, 0, 0
         self._released(members, now)
+        if recovered:
+            self._arrange(now)
 
     def failed(self, members: Sequence[int], culprit: int, now: datetime, *, counts: bool) -> int:
         """A job failed at this member; how often that one has in a row, by its own fault."""
@@ -211,6 +220,8 @@ class Picture:
             condition.strikes += counts
             condition.failed_at = now
         self._released(members, now, again=True)
+        if len(members) > 1:
+            self._arrange(now)
         return condition.strikes if condition is not None else 0
 
     def _released(self, members: Sequence[int], now: datetime, *, again: bool = False) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from headwater import config
+from headwater.api import Headwater
 from headwater.capture import marks
 from headwater.config import Settings
 from headwater.db import install
@@ -45,6 +47,7 @@ from headwater.service.alarm import Alarm
 from headwater.service.hands import Done, Hands, Task
 from headwater.service.picture import Picture, Place
 from headwater.service.queue import BEAT_SECONDS, ENDED_CHANNEL, ClaimedJob, External, Membership
+from headwater.service.requests import Requests
 
 CATALOG_CHANNEL = "headwater_catalog"
 SCHEDULER, LAUNCHER = 0, 1
@@ -57,6 +60,8 @@ REPORT_SECONDS = 1.0
 SHORTEST_TICK = 0.005
 """Between two ticks, however many writers wake it."""
 CLEANING_SECONDS = 60.0
+ANSWERING = 2
+"""Threads that carry out what users ask for in SQL: one that loads much does not hold up the others."""
 CLAIMING_TICKS = 2
 """So many ticks external workers have to claim a job; then it is done here."""
 STOPPING_SECONDS = 30.0
@@ -148,6 +153,7 @@ class Scheduler:
         self._ticks, self._tick_ms, self._worked = 0, 0.0, 0.0
         self._queued = 0
         self._lag = 0.0  # the longest, in intervals, when it was last reported
+        self._slow: set[int] = set()  # units, by their last members, that take longer than they may
         self._outside = False  # there are external workers
 
     # life
@@ -176,9 +182,22 @@ class Scheduler:
             self._external.clear()
             self._started_at: datetime = one(control, "SELECT clock_timestamp()")[0]
             logs.say(logging.INFO, "scheduling", database=self._database, pid=os.getpid())
+            stop_answering = threading.Event()
+            answering = [
+                threading.Thread(
+                    target=Requests(self._connect_handle).run,
+                    args=(stop_answering,),
+                    name="requests",
+                    daemon=True,
+                )
+                for _ in range(ANSWERING)
+            ]
+            for thread in answering:
+                thread.start()
             try:
                 self._loop(control)
             finally:
+                stop_answering.set()
                 self._hands.close()
                 if not control.closed:
                     self._membership.leave()
@@ -186,6 +205,10 @@ class Scheduler:
                         query("service", "forget_scheduler"), {"worker_id": self._membership.worker_id}
                     )
                 logs.say(logging.INFO, "stopped", database=self._database)
+
+    def _connect_handle(self) -> Headwater:
+        """For requests, which hold locks of their session."""
+        return Headwater(self._direct_dsn, self._overrides)
 
     def _lead(self, control: Connection) -> bool:
         waiting = False
@@ -396,16 +419,24 @@ class Scheduler:
         lag = (now - job.waits_since).total_seconds() * 1000 if job.waits_since else None
         for outcome in outcomes:
             logs.refreshed(self._database, outcome, lag, "in-process")
-        if place is not None and place.interval and took > place.interval:
-            logs.say(
-                logging.WARNING,
-                "slow",
-                database=self._database,
-                stream_table=self._picture.members[job.members[-1]].label,
-                ms=round(took.total_seconds() * 1000, 1),
-                schedule=str(place.schedule),
-                reason="a refresh takes longer than its schedule allows; it is refreshed less often",
-            )
+        if place is not None and place.interval:
+            self._watch_pace(place, took)
+
+    def _watch_pace(self, place: Place, took: timedelta) -> None:
+        """Says when a unit cannot keep its schedule any more, and when it can again."""
+        slow, last = took > place.interval, place.unit.members[-1]
+        if slow == (last in self._slow):
+            return
+        (self._slow.add if slow else self._slow.remove)(last)
+        logs.say(
+            logging.WARNING if slow else logging.INFO,
+            "slow" if slow else "in time again",
+            database=self._database,
+            stream_table=self._picture.members[last].label,
+            ms=round(took.total_seconds() * 1000, 1),
+            schedule=str(place.schedule),
+            reason="it takes longer than its schedule allows, and is refreshed less often" if slow else None,
+        )
 
     def _failed(
         self,
@@ -427,7 +458,7 @@ class Scheduler:
         logs.failed(self._database, label, error, failures=strikes or None)
         if strikes >= SUSPENDED_AFTER:
             reason = f"{strikes} refreshes in a row failed, the last one with: {error.message}"
-            control.execute(query("service", "suspend"), {"id": culprit, "reason": reason})
+            control.execute(query("catalog", "suspend"), {"id": culprit, "reason": reason})
             logs.say(logging.ERROR, "suspended", database=self._database, stream_table=label, reason=reason)
             self._stale = True
 

@@ -42,11 +42,6 @@ WITH gone AS (DELETE FROM headwater.changed_source RETURNING relation)
 SELECT clock_timestamp(), (SELECT coalesce(jsonb_object_agg(name, value), '{}') FROM headwater.setting),
        (SELECT coalesce(array_agg(DISTINCT relation::bigint), '{}') FROM gone)
 
--- name: suspend
--- Whether it was active.
-UPDATE headwater.stream_table SET status = 'suspended', suspended_reason = %(reason)s
-WHERE id = %(id)s AND status = 'active' RETURNING id
-
 -- name: report
 -- How the scheduler does.
 INSERT INTO headwater.scheduler
@@ -128,7 +123,7 @@ RETURNING id, attempt, members
 
 -- name: hold
 -- The right to refresh these stream tables for as long as the transaction lasts.
-SELECT bool_and(pg_try_advisory_xact_lock(1214610, (member & 2147483647)::int)) FROM unnest(%(members)s::bigint[]) AS member
+SELECT bool_and(pg_try_advisory_xact_lock(1214611, (member & 2147483647)::int)) FROM unnest(%(members)s::bigint[]) AS member
 
 -- name: fence
 -- Whether a job is still this attempt's: 40001 if that changed since the snapshot. Heartbeats do not matter.

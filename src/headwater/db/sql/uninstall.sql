@@ -27,10 +27,11 @@ ORDER BY c.oid
 -- What is in Headwater's schemas, and whether it is of Headwater's making, as far as names tell.
 SELECT c.oid, c.oid::regclass::text, c.relkind::text,
        CASE n.nspname
-           WHEN 'headwater' THEN %(any)s OR c.relname = ANY (%(known)s::name[])
+           WHEN 'headwater' THEN %(any)s OR 'headwater.' || c.relname = ANY (%(known)s::text[])
            WHEN 'headwater_defs' THEN c.relkind = 'v' AND c.relname ~ '^(def|captured)_\d+( of |$)'
            WHEN 'headwater_data' THEN c.relkind = 'r' AND c.relname ~ '^(st|job)_\d+(_|$)'
-           ELSE c.relkind = 'r' AND c.relname ~ '^src_\d+$'
+           ELSE c.relkind = 'r' AND (c.relname ~ '^src_\d+$'
+                                     OR 'headwater_changes.' || c.relname = ANY (%(known)s::text[]))
        END
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ANY (%(schemas)s::name[]) AND c.relkind IN ('r', 'v', 'm', 'p', 'f', 'S')
@@ -40,8 +41,9 @@ WHERE n.nspname = ANY (%(schemas)s::name[]) AND c.relkind IN ('r', 'v', 'm', 'p'
 ORDER BY c.relkind <> 'v', c.oid
 
 -- name: functions
--- The functions in Headwater's schemas, without those that capture, and whether they are of its making.
-SELECT p.oid, p.oid::regprocedure::text, n.nspname = 'headwater' AND (%(any)s OR p.proname = ANY (%(known)s::name[]))
+-- The functions and procedures in Headwater's schemas, without those that capture, and whether they are of its making.
+SELECT p.oid, p.oid::regprocedure::text, CASE p.prokind WHEN 'p' THEN 'procedure' ELSE 'function' END,
+       n.nspname = 'headwater' AND (%(any)s OR p.proname = ANY (%(known)s::name[]))
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE n.nspname = ANY (%(schemas)s::name[])
   AND NOT (n.nspname = 'headwater_changes' AND p.proname ~ '^capture_\d+$')
