@@ -152,6 +152,7 @@ class Scheduler:
         self._looked = self._looked_outside = -1e9
         self._ticks, self._tick_ms, self._worked = 0, 0.0, 0.0
         self._queued = 0
+        self._lag = 0.0  # the longest, in intervals, when it was last reported
         self._slow: set[int] = set()  # units, by their last members, that take longer than they may
         self._outside = False  # there are external workers
 
@@ -336,7 +337,7 @@ class Scheduler:
             self._external.announce()
         self._hands.shrink(self._most)
         if self._tell_demand is not None:
-            self._tell_demand(Demand(len(self._jobs), self._queued, self._picture.lag(now)))
+            self._tell_demand(Demand(len(self._jobs), self._queued, self._lag))
 
     def _job(self, control: Connection, place: Place, now: datetime) -> Job:
         job = Job(0, place.unit.members, now, place.waits_since)
@@ -474,6 +475,7 @@ class Scheduler:
 
     def _report(self, control: Connection, now: datetime, began: float) -> None:
         since = max(0.001, began - self._reported) if self._reported > 0 else REPORT_SECONDS
+        self._lag = self._picture.lag(now)
         control.execute(
             query("service", "report"),
             {
