@@ -176,7 +176,7 @@ def test_every_verb(
 
 @pytest.mark.usefixtures("nothing_left")
 def test_several_clients_share_two_sessions(pooled_dsn: str, dsn: str, conn: Connection) -> None:
-    clients, rounds = 6, 3
+    clients, rounds = 4, 2
     for client in range(clients):
         conn.execute(f"CREATE TABLE t{client} (id int PRIMARY KEY, kind text, size int)")
 
@@ -197,7 +197,7 @@ def test_several_clients_share_two_sessions(pooled_dsn: str, dsn: str, conn: Con
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(work, range(clients)))
     left = "SELECT string_agg(stream_table, ' ' ORDER BY stream_table) FROM headwater.stream_tables"
-    assert value(conn, left) == "public.s0 public.s2 public.s4"
+    assert value(conn, left) == "public.s0 public.s2"
 
 
 @pytest.mark.usefixtures("nothing_left")
