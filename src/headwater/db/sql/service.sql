@@ -1,6 +1,6 @@
 -- name: lead
 -- Whether this session leads now, until it ends: 0 for the scheduler of a database, 1 for the launcher of a server.
-SELECT pg_try_advisory_lock(1214609, %(role)s)
+SELECT pg_try_advisory_lock(1214612, %(role)s)
 
 -- name: members
 -- Every stream table, with the stream tables and the other relations that it reads.
