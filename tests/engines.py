@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headwater import Headwater, Outcome, StreamTable
-from headwater.catalog import EngineName, Mode
+from headwater.catalog import EngineName, Mode, TierChoice
 
 SPARK_MASTER = "local[2]"
 
@@ -103,6 +103,7 @@ class Handle(Headwater):
         schedule: str | None = None,
         mode: Mode = "auto",
         engine: EngineName = "auto",
+        tier: TierChoice = "auto",
         if_not_exists: bool = False,
         or_replace: bool = False,
         cascade: bool = False,
@@ -114,6 +115,7 @@ class Handle(Headwater):
             schedule=schedule,
             mode=mode,
             engine=chosen,
+            tier=tier,
             if_not_exists=if_not_exists,
             or_replace=or_replace,
             cascade=cascade,

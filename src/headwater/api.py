@@ -15,21 +15,23 @@ import psycopg
 
 from headwater import catalog, config, history, jobs, uninstall
 from headwater.advice import MissingIndex, missing_indexes
-from headwater.catalog import EngineName, Mode, StreamTable
+from headwater.catalog import EngineName, Mode, StreamTable, TierChoice
 from headwater.config import Setting, Settings
 from headwater.db import install, privileges
 from headwater.db.connection import Connection, bound, transaction, translated
-from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
+from headwater.db.route import Route
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
-from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound
+from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound, Suspended
 from headwater.explain import Explanation, explain
 from headwater.history import HistoryEntry, Outcome
 from headwater.jobs import RunningJob
 from headwater.keeping import kept_layers
 from headwater.lifecycle import Lifecycle, Options
 from headwater.monitor import StreamTableStatus, statuses
+from headwater.overview import Overlook, Overview
+from headwater.plan.dialect import literal
 from headwater.refresh import Refresher, Request
 from headwater.repair import Repair, Repaired
 from headwater.uninstall import Installation
@@ -66,14 +68,21 @@ class Headwater:
         dsn: str,
         overrides: Mapping[str, str] | None = None,
         progress: Callable[[str], None] | None = None,
+        *,
+        direct_dsn: str | None = None,
     ) -> None:
-        """`progress` is told what takes a while, such as the start of Spark."""
-        self._connection = open_connection(dsn)
+        """`progress` is told what takes a while, such as the start of Spark.
+
+        `direct_dsn` goes past a pooler, for what needs a session.
+        """
         self._overrides = dict(overrides or {})
+        self._route = Route.given(dsn, direct_dsn, self._overrides, os.environ)
+        self._connection = self._route.connect()
         self._reader = DefinitionReader(self._connection)
-        self._dispatch = Dispatch(dsn, progress)
+        self._dispatch = Dispatch(self._route, progress)
         self._applied: Settings | None = None
         self._swept: float | None = None
+        self._overlook = Overlook(self._connection)
 
     def __enter__(self) -> Headwater:
         return self
@@ -124,7 +133,7 @@ class Headwater:
         install.require_primary(self._connection)
         settings = self._applied_settings(state)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
-        lifecycle = Lifecycle(self._connection, settings, self._reader, refresher)
+        lifecycle = Lifecycle(self._connection, settings, self._reader, refresher, self._route)
         repair = Repair(self._connection, settings.lock_attempts, refresher, lifecycle)
         return repair.run(restored=state.restored)
 
@@ -137,8 +146,9 @@ class Headwater:
     def uninstall(self, *, cascade: bool = False) -> builtins.list[str]:
         """Removes everything of Headwater from the database; what that was."""
         settings = config.resolve(*self._given())[0]
-        bound(self._connection, settings)
-        return uninstall.uninstall(self._connection, settings.lock_attempts, cascade=cascade)
+        with self._route.session_of(self._connection, "uninstall") as session:
+            bound(session, settings)
+            return uninstall.uninstall(session, settings.lock_attempts, cascade=cascade)
 
     @_verb
     def settings(self) -> builtins.list[Setting]:
@@ -151,6 +161,7 @@ class Headwater:
         install.require_current(self._connection)
         install.require_primary(self._connection)
         stored = config.written(config.checked(name, value))
+        config.check_storable(name)
         self._connection.execute(
             "INSERT INTO headwater.setting (name, value) VALUES (%s, %s)"
             " ON CONFLICT (name) DO UPDATE SET value = excluded.value, changed_at = clock_timestamp(),"
@@ -169,6 +180,7 @@ class Headwater:
         schedule: str | None = None,
         mode: Mode = "auto",
         engine: EngineName = "auto",
+        tier: TierChoice = "auto",
         if_not_exists: bool = False,
         or_replace: bool = False,
         cascade: bool = False,
@@ -179,7 +191,7 @@ class Headwater:
         """
         self._sweep(now=True)
         lifecycle = self._lifecycle()
-        options = Options(mode=mode, engine=engine, schedule=schedule)
+        options = Options(mode=mode, engine=engine, schedule=schedule, tier=tier)
         try:
             return lifecycle.create(name, query, options, or_replace=or_replace, cascade=cascade)
         except AlreadyExists as error:
@@ -203,6 +215,7 @@ class Headwater:
         engine: EngineName | None = None,
         schedule: str | None = None,
         unscheduled: bool = False,
+        tier: TierChoice | None = None,
         cascade: bool = False,
     ) -> StreamTable:
         """Changes the query and the options that are given; cascade drops what does not fit a new query."""
@@ -218,6 +231,7 @@ class Headwater:
             engine=engine,
             schedule=schedule,
             unscheduled=unscheduled,
+            tier=tier,
         )
 
     @_verb
@@ -236,7 +250,28 @@ class Headwater:
         self._sweep()
         refresher = self._refresher()
         stream_table = catalog.find(self._connection, name)
+        _require_resumed(stream_table, catalog.suspended(self._connection, stream_table.id))
         return refresher.refresh(stream_table, Request(full=full, engine=engine))
+
+    @_verb
+    def suspend(self, name: str, reason: str | None = None) -> StreamTable:
+        """Has nobody refresh a stream table, nor those that read it, until it is resumed; capture goes on."""
+        lifecycle = self._lifecycle()
+        return lifecycle.suspend(catalog.find(self._connection, name), reason)
+
+    @_verb
+    def resume(self, name: str) -> StreamTable:
+        """Lets a suspended stream table be refreshed again, from where it was."""
+        lifecycle = self._lifecycle()
+        return lifecycle.resume(catalog.find(self._connection, name))
+
+    def drain(self) -> None:
+        """Has the service begin no more refreshes in this database; capture goes on."""
+        self.set("drain", "on")
+
+    def undrain(self) -> None:
+        """Ends drain: the service goes on."""
+        self.set("drain", "off")
 
     def start_spark(self) -> None:
         """Starts Spark in the background, so that what needs it first need not wait."""
@@ -286,6 +321,11 @@ class Headwater:
         settings = self._settings()
         found = catalog.find(self._connection, name)
         return statuses(self._connection, [found.id], settings)[0]
+
+    @_verb
+    def overview(self) -> Overview:
+        """All stream tables and the service at a glance; cheap enough to be asked for each second."""
+        return self._overlook.look(self._settings())
 
     @_verb
     def history(self, name: str | None = None, *, limit: int = 20) -> builtins.list[HistoryEntry]:
@@ -344,12 +384,30 @@ class Headwater:
     def _lifecycle(self) -> Lifecycle:
         settings = self._settings(writing=True)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
-        return Lifecycle(self._connection, settings, self._reader, refresher)
+        return Lifecycle(self._connection, settings, self._reader, refresher, self._route)
 
 
-def connect(dsn: str | None = None, **settings: str) -> Headwater:
-    """Connects to a database; without a DSN, to the one in the environment variable HEADWATER_DSN."""
+def _require_resumed(stream_table: StreamTable, suspended: builtins.list[StreamTable]) -> None:
+    for found in suspended:
+        reads = "" if found.id == stream_table.id else f" reads {found.label}, which"
+        raise Suspended(
+            f"{stream_table.label}{reads} is suspended",
+            detail=found.suspended_reason or "",
+            hint=f"headwater resume {found.label},"
+            f" or CALL headwater.resume_stream_table({literal(found.label)})",
+        )
+
+
+def connect(dsn: str | None = None, *, direct_dsn: str | None = None, **settings: str) -> Headwater:
+    """Connects to a database; without a DSN, to the one in the environment variable HEADWATER_DSN.
+
+    `direct_dsn`, or HEADWATER_DIRECT_DSN, goes past a pooler, for what needs a session.
+    """
     chosen = dsn or os.environ.get("HEADWATER_DSN")
     if not chosen:
         raise ConnectionFailed("no database was given", hint="pass a DSN, or set HEADWATER_DSN")
-    return Headwater(chosen, {name: str(value) for name, value in settings.items()})
+    return Headwater(
+        chosen,
+        {name: str(value) for name, value in settings.items()},
+        direct_dsn=direct_dsn or os.environ.get("HEADWATER_DIRECT_DSN"),
+    )

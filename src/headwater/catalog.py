@@ -16,6 +16,9 @@ from headwater.errors import InvalidName, NotFound
 Mode = Literal["auto", "differential", "full"]
 EngineName = Literal["auto", "postgres", "spark"]
 Status = Literal["initializing", "active", "suspended"]
+Tier = Literal["hot", "warm", "cold", "frozen"]
+TierChoice = Literal["auto", Tier]
+"""`auto` is no tier of its own: the service goes by how often the sources change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,8 @@ class StreamTable:
     status: Status
     rebuild_reason: str | None
     time_zone: str
+    tier: Tier | None  # None: by how often its sources change
+    suspended_reason: str | None
     frontier: Frontier | None
 
 
@@ -127,6 +132,12 @@ def find(connection: Connection, name: str) -> StreamTable:
     if row is None:
         raise NotFound(f"there is no stream table {name}", hint="headwater list shows those there are")
     return stream_table(connection, row[0])
+
+
+def suspended(connection: Connection, stream_table_id: int) -> list[StreamTable]:
+    """The stream table and those it reads, directly or not, as far as they are suspended."""
+    members = sorted(_reachable(stream_table_id, _edges(connection)))
+    return [member for member in stream_tables(connection, members) if member.status == "suspended"]
 
 
 def user_schemas(connection: Connection) -> list[str]:

@@ -30,6 +30,10 @@ class ConnectionFailed(HeadwaterError):
     """The database cannot be reached, or the connection broke."""
 
 
+class SessionNeeded(HeadwaterError):
+    """What is asked outlasts a transaction, and the connection goes through a pooler that shares sessions."""
+
+
 class NotInstalled(HeadwaterError):
     """The database has no catalog of Headwater."""
 
@@ -104,6 +108,10 @@ class RefreshCancelled(RefreshFailed):
 
 class ClaimLost(RefreshFailed):
     """Another worker was given the refresh meanwhile; nothing of this one was applied."""
+
+
+class Suspended(HeadwaterError):
+    """The stream table, or one that it reads, is not refreshed until it is resumed."""
 
 
 class NotRunning(HeadwaterError):

@@ -40,6 +40,8 @@ class StreamTableStatus:
     frontier: str | None
     sources: tuple[str, ...]
     job: RunningJob | None  # its refresh that runs now
+    tier: str | None = None  # None: by how often its sources change
+    suspended_reason: str | None = None
 
 
 def statuses(connection: Connection, ids: list[int] | None, settings: Settings) -> list[StreamTableStatus]:
@@ -90,6 +92,8 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
                 frontier=stream_table.frontier.snapshot if stream_table.frontier else None,
                 sources=tuple(source.label for source in sources),
                 job=running.get(stream_table.label),
+                tier=stream_table.tier,
+                suspended_reason=stream_table.suspended_reason,
             )
         )
     return found

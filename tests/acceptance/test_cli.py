@@ -180,6 +180,32 @@ def test_life_in_text(program: Program, conn: psycopg.Connection) -> None:
     assert "there are no stream tables" in program.run("list").stdout
 
 
+def test_suspending_draining_and_tiers(inside: Inside, conn: psycopg.Connection) -> None:
+    made = inside.json("create", "revenue", "--query", REVENUE, "--schedule", "1s", "--tier", "cold")
+    assert made["tier"] == "cold"
+    assert "1s, cold" in inside.run("list").stdout
+    said = inside.run("suspend", "revenue", "--reason", "the load runs").stdout
+    assert said == "suspended public.revenue: the load runs\nnext: headwater resume revenue\n"
+    assert "suspended: the load runs" in inside.run("list").stdout
+    shown = inside.run("status", "revenue").stdout
+    assert re.search(r"suspended +the load runs", shown)
+    assert re.search(r"tier +cold", shown)
+    refused = inside.fails("refresh", "revenue")
+    assert refused.startswith("error: public.revenue is suspended\n")
+    assert "headwater resume public.revenue" in refused
+    assert inside.json("status", "revenue")["suspended_reason"] == "the load runs"
+    assert inside.run("resume", "revenue").stdout == "public.revenue is active\n"
+    inside.run("refresh", "revenue")
+    assert inside.json("alter", "revenue", "--tier", "auto")["tier"] is None
+    assert inside.json("drain") == {"drain": "on"}
+    stored = conn.execute("SELECT value FROM headwater.setting WHERE name = 'drain'").fetchone()
+    assert stored == ("on",)
+    inside.run("refresh", "revenue")  # who asks for it gets it
+    assert inside.json("resume") == {"drain": "off"}
+    inside.fails("suspend", "nowhere")
+    inside.fails("create", "other", "--query", REVENUE, "--tier", "lukewarm", expect=2)
+
+
 def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
     assert program.json("init") == {"installed": False, "database": conn.info.dbname}
     assert program.json("migrate") == {"applied": []}
@@ -195,6 +221,8 @@ def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
         "requested_mode": "auto",
         "engine": "auto",
         "schedule": "1s",
+        "tier": None,
+        "suspended_reason": None,
         "reasons": [],
         "created": True,
         "indexes": [],
@@ -451,7 +479,6 @@ def test_wrong_usage(alone: Inside) -> None:
         assert part in alone.fails(*arguments, expect=2)
     for misused, message in {
         ("alter", "x"): "nothing to change",
-        ("status", "--watch"): "--watch is for people",
     }.items():
         error = json.loads(alone.run(*misused, "--format", "json", expect=2).stderr)["error"]
         assert (error["type"], error["message"]) == ("UsageError", message)
@@ -657,13 +684,35 @@ def test_watch_ends_with_an_interrupt(program: Program, inside: Inside) -> None:
         env=program.environment,
     ) as watching:
         assert watching.stdout is not None
-        header, state, *_ = (watching.stdout.readline() for _ in range(4))
+        service, tables, _, _, header, state = (watching.stdout.readline() for _ in range(6))
+        assert service.startswith("no service is running: headwater serve")
+        assert ": 1 stream tables (1 current)" in tables
         assert header.startswith("stream table")
         assert state.startswith("public.revenue")
         watching.send_signal(signal.SIGINT)
         _, errors = watching.communicate(timeout=60)
     assert watching.returncode == 130
     assert "Traceback" not in errors
+
+
+def test_watch_as_json_is_a_document_a_line(program: Program, inside: Inside, job: Job) -> None:
+    with subprocess.Popen(
+        [*PROGRAM, "status", "--watch", "--format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=program.environment,
+    ) as watching:
+        assert watching.stdout is not None
+        first, second = (json.loads(watching.stdout.readline()) for _ in range(2))
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate(timeout=60)
+    assert watching.returncode == 130
+    assert "Traceback" not in errors
+    assert first["at"] < second["at"]
+    assert (first["service"], first["workers"]) == (None, [])
+    [glance] = first["stream_tables"]
+    assert (glance["stream_table"], glance["job"]["tasks"]) == ("public.revenue", 40)
 
 
 def test_help_and_version(alone: Inside) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from psycopg import sql
@@ -106,7 +107,9 @@ def test_it_ends_by_itself_with_every_stream_table_verified(tmp_path: Path) -> N
     assert f"{len(EXAMPLES)} stream tables verified equal" in output
     for example in EXAMPLES:
         assert f"{example.name} " in output
+    assert "refreshes by headwater serve took in" in output
     assert "change rows; p50" in output
+    assert "behind their queries, looked at" in output
     assert "recomputed" in output
     assert "headwater init" in output
     assert "Traceback" not in output
@@ -235,9 +238,12 @@ def test_a_schema_of_somebody_else_is_left_alone(dsn: str, conn: psycopg.Connect
 def test_what_a_killed_demo_left_is_cleared_away(dsn: str, conn: psycopg.Connection, tmp_path: Path) -> None:
     with demo(tmp_path, 3600, dsn) as process:
         read_until(process, "verified equal at snapshot")
+        service = psutil.Process(process.pid).children(recursive=True)
+        assert [each for each in service if "serve" in each.cmdline()]
         process.kill()
         process.wait()
     assert left_in(conn)[0] == 1
+    assert not psutil.wait_procs(service, NO_PROCESS_AFTER)[1]
     wait_until_gone(conn)
     with demo(tmp_path, 3, dsn) as process:
         output = rest(process)

@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 TEXTS = sorted([*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.py")])
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+VIEWS = "stream_tables refresh_history running_jobs consumers settings pg_stat_headwater requests".split()
 NAMED = set(re.findall(r"--?[\w-]+|\w+", REFERENCE))
 """Every word and every option in the reference."""
 
@@ -210,9 +211,7 @@ def test_reference_names_what_python_offers() -> None:
     assert set(headwater.__all__) <= NAMED, set(headwater.__all__) - NAMED
 
 
-@pytest.mark.parametrize(
-    "view", ["stream_tables", "refresh_history", "running_jobs", "consumers", "settings"]
-)
+@pytest.mark.parametrize("view", VIEWS)
 def test_reference_names_every_column_of_the_views(conn: psycopg.Connection, view: str) -> None:
     section = re.split(r"^\*\*`headwater\.", REFERENCE, flags=re.MULTILINE)
     text = next(part for part in section if part.startswith(f"{view}`**"))
@@ -230,6 +229,21 @@ def test_every_view_for_users_is_in_the_reference(conn: psycopg.Connection) -> N
     ).fetchall()
     assert rows
     assert all(f"`headwater.{name}`" in REFERENCE for (name,) in rows)
+
+
+def test_reference_names_every_function_for_users_with_what_it_takes_and_returns(
+    conn: psycopg.Connection,
+) -> None:
+    """Those that operators call, and those that are granted to who asks; the others are parts of them."""
+    rows = conn.execute(
+        "SELECT proname, coalesce(proargnames, '{}') FROM pg_proc p"
+        " WHERE pronamespace = 'headwater'::regnamespace"
+        " AND NOT has_function_privilege('public', p.oid, 'EXECUTE') AND proname NOT IN ('scheduler_status',"
+        " 'waiting_changes', 'lags', 'deadlines', 'find_stream_table', 'recommendations', 'record_request')"
+    ).fetchall()
+    assert len(rows) > 20
+    missing = {name for function, names in rows for name in (function, *names) if name not in NAMED}
+    assert missing <= {"number"}
 
 
 def test_operations_has_every_grant(empty_dsn: str) -> None:

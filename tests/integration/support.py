@@ -136,6 +136,20 @@ def footprint(conn: Connection) -> set[tuple[str, ...]]:
     return found
 
 
+def tick(conn: Connection, ticked_at: str = "clock_timestamp()", draining: bool = False) -> None:
+    """What a scheduler leaves in each tick."""
+    conn.execute(
+        statement(
+            "INSERT INTO headwater.scheduler (worker_id, started_at, ticked_at, ticks, tick_ms, busy_share,"
+            " stream_tables, changed, queued_jobs, active_workers, max_workers, per_db_cap, parallel_mode,"
+            " plan_cache_hits, plan_cache_misses, draining) VALUES (gen_random_uuid(), clock_timestamp(),"
+            f" {ticked_at}, 1, 0.5, 0.25, 2, 1, 3, 2, 4, 0, 'on', 3, 1, {draining})"
+            " ON CONFLICT (singleton) DO UPDATE"
+            " SET ticked_at = excluded.ticked_at, draining = excluded.draining"
+        )
+    )
+
+
 @contextmanager
 def in_background(work: Callable[[], Result]) -> Iterator[Future[Result]]:
     """Runs something in another thread; it must end before the block is left for good."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +17,14 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from tests.integration.servers import new_database, run, start
 from tests.integration.support import WAITING_IS_LONG, assert_fresh, value
+from tests.service.support import eventually
+from tests.service.test_scheduler import fresh
 
 import headwater
 from headwater import Headwater
 from headwater.embedded import Installation, Server, _identity, find_installations
 from headwater.errors import ReadOnlyServer
+from headwater.service import launcher, logs
 
 Connection = psycopg.Connection[Any]
 COUNTS = "SELECT kind, count(*) AS n FROM public.items GROUP BY kind"
@@ -143,6 +148,65 @@ def test_a_standby_and_its_promotion(primary: Server, standby: Server) -> None:
         primary.kill()
         assert value(hw.connection, "SELECT pg_promote(wait_seconds => 60)")
     assert_goes_on(standby.dsn("shop"), waiting=1)
+
+
+class Said(logging.Handler):
+    """What a service of this process says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.events.append(record.getMessage())
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    handler = Said()
+    monkeypatch.setattr(logs.LOGGER, "handlers", [handler])
+    monkeypatch.setattr(logs.LOGGER, "level", logging.INFO)
+    return handler.events
+
+
+def test_a_service_on_a_standby_waits_for_its_promotion(
+    primary: Server, standby: Server, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says why it does nothing, and after the promotion takes in by deltas what had waited."""
+    monkeypatch.setattr(launcher, "STANDBY_SECONDS", 0.2)
+    with headwater.connect(primary.dsn("shop")) as hw:
+        hw.alter("public.most", schedule="100ms")
+        latest = hw.history(limit=1)[0].id
+    caught_up(primary, standby)
+    quick = {"scheduler_interval_ms": "50"}
+    arguments = [part for name, value in quick.items() for part in ("--setting", f"{name}={value}")]
+    service = launcher.Launcher(standby.dsn(), quick, arguments, ["shop"])
+    thread = threading.Thread(target=service.run, daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: "standby" in said)
+        primary.kill()
+        with psycopg.connect(standby.dsn("shop"), autocommit=True) as conn:
+            assert value(conn, "SELECT pg_is_in_recovery()")
+            assert said == ["started", "standby"]
+            assert value(conn, "SELECT pg_promote(wait_seconds => 60)")
+            eventually(lambda: "promoted" in said)
+            conn.execute("INSERT INTO items VALUES (101, 'k2')")
+        with headwater.connect(standby.dsn("shop")) as hw:
+            eventually(lambda: fresh(hw, "public.counts", "public.most"))
+    finally:
+        service.stop()
+        thread.join(WAITING_IS_LONG)
+    assert not thread.is_alive()
+    assert said == ["started", "standby", "promoted", "ended"]
+    with headwater.connect(standby.dsn("shop")) as hw:
+        done = [entry for entry in hw.history() if entry.id > latest]
+        assert {(entry.stream_table, entry.action) for entry in done} == {
+            ("public.counts", "delta"),
+            ("public.most", "delta"),
+        }
+        assert all(hw.verify(name).equal for name in ("public.counts", "public.most"))
+        assert {item.status for item in hw.repair()} == {"intact"}
 
 
 def test_a_server_that_is_read_only(primary: Server) -> None:

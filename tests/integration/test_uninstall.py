@@ -43,7 +43,8 @@ def of_headwater(conn: Connection) -> set[tuple[Any, ...]]:
 
 
 def schemas(conn: Connection) -> list[str]:
-    return [row[0] for row in conn.execute("SELECT nspname FROM pg_namespace WHERE nspname ~ '^headwater'")]
+    found = conn.execute("SELECT nspname FROM pg_namespace WHERE nspname ~ '^headwater' ORDER BY 1")
+    return [row[0] for row in found]
 
 
 def assert_gone(conn: Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+import pytest
 from tests.integration.support import assert_fresh, stored_and_wanted, value
 from tests.service.conftest import StartScheduler
 from tests.service.support import eventually
@@ -139,7 +140,7 @@ def test_what_fails_is_suspended_and_resumed(
     reason = "SELECT suspended_reason FROM headwater.stream_table WHERE status = 'suspended'"
     assert "division by zero" in value(conn, reason)
     conn.execute("UPDATE numbers SET n = 4 WHERE id = 2")
-    conn.execute("UPDATE headwater.stream_table SET status = 'active', suspended_reason = NULL")
+    hw.resume("inverse")
     eventually(lambda: fresh(hw, "inverse"))
 
 
@@ -230,3 +231,15 @@ def test_stopping_finishes_what_runs(
     assert_fresh(hw, "by_region")
     assert value(conn, "SELECT status FROM headwater.worker_jobs") == "COMPLETED"
     assert value(conn, "SELECT count(*) FROM headwater.worker_registry") == 0
+
+
+def test_what_is_asked_for_in_sql_is_done(hw: Headwater, conn: Connection, schedule: StartScheduler) -> None:
+    conn.execute(ORDERS)
+    schedule()
+    conn.execute("CALL headwater.create_stream_table('by_region', %s, schedule => '50ms')", [BY_REGION])
+    conn.execute("INSERT INTO orders VALUES (1, 'north', 5)")
+    eventually(lambda: fresh(hw, "by_region"))
+    with pytest.raises(psycopg.errors.DuplicateTable):
+        conn.execute("CALL headwater.create_stream_table('by_region', 'SELECT 1 AS one')")
+    conn.execute("CALL headwater.drop_stream_table('by_region')")
+    assert value(conn, "SELECT to_regclass('by_region')") is None

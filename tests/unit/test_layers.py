@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("definition", "jobs", "advice"),
     ("capture",),
     ("engine", "apply"),
-    ("history", "monitor", "keeping", "maintenance"),
+    ("history", "monitor", "overview", "keeping", "maintenance"),
     ("registration",),
     ("refresh",),
     ("verify", "explain"),

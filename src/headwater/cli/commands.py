@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -13,12 +12,12 @@ from typing import Any, BinaryIO, Literal, TypeVar, get_args
 
 import click
 from rich.console import RenderableType
-from rich.live import Live
 
 from headwater.api import Headwater
-from headwater.catalog import EngineName, Mode, StreamTable
+from headwater.catalog import EngineName, Mode, StreamTable, Tier, TierChoice
 from headwater.cli import document, show
-from headwater.cli.invocation import DSN_VARIABLE, Invocation, Misuse
+from headwater.cli.invocation import DIRECT_VARIABLE, DSN_VARIABLE, Invocation, Misuse
+from headwater.cli.watch import follow, overview
 from headwater.db.connection import one
 from headwater.errors import AlreadyExists, NotFound
 from headwater.history import HistoryEntry
@@ -28,12 +27,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 SECTIONS = {
     "Setting up": ("init", "migrate", "repair", "set", "settings", "uninstall", "demo"),
-    "Stream tables": ("create", "alter", "drop", "refresh", "cancel"),
+    "Stream tables": ("create", "alter", "drop", "refresh", "cancel", "suspend", "resume", "drain"),
     "Serving": ("serve", "worker"),
     "Measuring": ("bench",),
     "Looking": ("list", "status", "history", "explain", "verify"),
 }
-WATCH_SECONDS = 1.0
 STAYS = "what is stored stays"
 
 
@@ -54,13 +52,20 @@ def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 
 def dsn_option(function: Function) -> Function:
+    direct = click.option(
+        "--direct-dsn",
+        metavar="DSN",
+        expose_value=False,
+        callback=_remember,
+        help=f"Past a pooler, to the server itself, for what needs a session; otherwise ${DIRECT_VARIABLE}.",
+    )
     return click.option(
         "--dsn",
         metavar="DSN",
         expose_value=False,
         callback=_remember,
         help=f"The database, as postgresql://user@host:5432/dbname; otherwise ${DSN_VARIABLE}.",
-    )(function)
+    )(direct(function))
 
 
 def private_dsn_option(function: Function) -> Function:
@@ -107,6 +112,11 @@ schedule_option = click.option(
     "--schedule",
     metavar="SCHEDULE",
     help="How fresh it should be: 500ms, 1s, 5m, 1h; a cron expression; calculated, from those who read it.",
+)
+tier_option = click.option(
+    "--tier",
+    type=click.Choice(("auto", *get_args(Tier))),
+    help="Refresh it as scheduled (hot), half as often (warm), a tenth as often (cold), or never (frozen).",
 )
 cascade_option = click.option(
     "--cascade", is_flag=True, help="Drop stream tables and consumers that do not fit the new columns."
@@ -567,6 +577,7 @@ def _transfer(
 @schedule_option
 @mode_option
 @engine_option
+@tier_option
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if there is a stream table of that name.")
 @click.option("--or-replace", is_flag=True, help="Give the stream table of that name, if any, this query.")
 @cascade_option
@@ -581,6 +592,7 @@ def create(
     schedule: str | None,
     mode: Mode | None,
     engine: EngineName | None,
+    tier: TierChoice | None,
     if_not_exists: bool,
     or_replace: bool,
     cascade: bool,
@@ -606,6 +618,7 @@ def create(
             schedule=schedule,
             mode=mode or "auto",
             engine=engine or "auto",
+            tier=tier or "auto",
             if_not_exists=lenient,
             or_replace=or_replace,
             cascade=cascade,
@@ -660,6 +673,7 @@ def _query(query: str | None, file: BinaryIO | None) -> str:
 @click.option("--no-schedule", is_flag=True, help="Refresh only when asked to.")
 @mode_option
 @engine_option
+@tier_option
 @cascade_option
 @spark_options
 @shared_options
@@ -673,9 +687,10 @@ def alter(
     no_schedule: bool,
     mode: Mode | None,
     engine: EngineName | None,
+    tier: TierChoice | None,
     cascade: bool,
 ) -> None:
-    """Change the query, schedule, mode or engine of a stream table.
+    """Change the query, schedule, mode, engine or tier of a stream table.
 
     Another query is put in place: readers see the old rows until they see the new ones.
 
@@ -685,9 +700,9 @@ def alter(
     text = _query(query, file) if query is not None or file is not None else None
     if schedule is not None and no_schedule:
         raise Misuse("--schedule and --no-schedule exclude each other")
-    if text is None and schedule is None and not no_schedule and mode is None and engine is None:
+    if not no_schedule and all(given is None for given in (text, schedule, mode, engine, tier)):
         raise Misuse(
-            "nothing to change", "give --query, --file, --schedule, --no-schedule, --mode or --engine"
+            "nothing to change", "give --query, --file, --schedule, --no-schedule, --mode, --engine or --tier"
         )
     if cascade and text is None:
         raise Misuse("--cascade is for --query and --file")
@@ -700,6 +715,7 @@ def alter(
             unscheduled=no_schedule,
             mode=mode,
             engine=engine,
+            tier=tier,
             cascade=cascade,
         )
         did = _did(before, _latest(hw, name))
@@ -766,6 +782,65 @@ def cancel(invocation: Invocation, name: str) -> None:
     invocation.present({"cancelled": found}, show.cancelled(found))
 
 
+@cli.command()
+@name_argument
+@click.option("--reason", metavar="TEXT", help="Why, for those who wonder.")
+@shared_options
+@click.pass_obj
+def suspend(invocation: Invocation, name: str, reason: str | None) -> None:
+    """Stop refreshing a stream table until it is resumed.
+
+    Its sources are captured all the same, and it keeps its rows. What reads it is not refreshed either.
+
+    \b
+    Example: headwater suspend revenue --reason "the nightly load runs"
+    """
+    with invocation.connect() as hw:
+        found = hw.suspend(name, reason)
+    said = [
+        f"suspended {found.label}: {found.suspended_reason}",
+        f"next: {_command('resume', name)}",
+    ]
+    invocation.present(document.stream_table(found), show.lines(*said))
+
+
+@cli.command()
+@click.argument("name", required=False)
+@shared_options
+@click.pass_obj
+def resume(invocation: Invocation, name: str | None) -> None:
+    """Refresh a suspended stream table again; without a name, end drain.
+
+    \b
+    Example: headwater resume revenue
+    """
+    with invocation.connect() as hw:
+        if name is None:
+            hw.undrain()
+            invocation.present({"drain": "off"}, show.lines("the service refreshes again"))
+        else:
+            found = hw.resume(name)
+            invocation.present(document.stream_table(found), show.lines(f"{found.label} is {found.status}"))
+
+
+@cli.command()
+@shared_options
+@click.pass_obj
+def drain(invocation: Invocation) -> None:
+    """Have the service begin no more refreshes in this database.
+
+    Those that run are finished, and capture goes on. It stays so until headwater resume.
+
+    \b
+    Example: headwater drain
+    """
+    with invocation.connect() as hw:
+        hw.drain()
+    invocation.present(
+        {"drain": "on"}, show.lines("the service begins no more refreshes", "next: headwater resume")
+    )
+
+
 # looking
 
 
@@ -785,22 +860,27 @@ def list_(invocation: Invocation) -> None:
 
 @cli.command()
 @click.argument("name", required=False)
-@click.option("--watch", is_flag=True, help="Update the display each second until Ctrl-C.")
+@click.option(
+    "--watch", is_flag=True, help="Update it each second until Ctrl-C, with the service and what runs."
+)
 @shared_options
 @click.pass_obj
 def status(invocation: Invocation, name: str | None, watch: bool) -> None:
     """Show how fresh stream tables are, and what waits for them.
 
+    With --watch the most interesting ones come first, as many as there are lines; with --format json each
+    second is a document on a line of its own.
+
     \b
     Example: headwater status --watch
     """
-    if watch and invocation.format == "json":
-        raise Misuse("--watch is for people", "repeat the command without --watch to follow it in JSON")
     with invocation.connect() as hw:
-        if watch:
-            _watch(invocation, lambda: _status(hw, name)[1])
-        else:
+        if not watch:
             invocation.present(*_status(hw, name))
+        elif name is None:
+            follow(invocation, hw.overview, overview)
+        else:
+            follow(invocation, lambda: hw.status(name), lambda found, _: show.status(found, _now(hw)))
 
 
 def _status(hw: Headwater, name: str | None) -> tuple[Any, RenderableType]:
@@ -809,19 +889,6 @@ def _status(hw: Headwater, name: str | None) -> tuple[Any, RenderableType]:
         return one_found, show.status(one_found, _now(hw))
     found = hw.list()
     return {"stream_tables": found}, show.statuses(found, _now(hw))
-
-
-def _watch(invocation: Invocation, drawn: Callable[[], RenderableType]) -> None:
-    """Until interrupted: redraws in place on a terminal, prints one state after the other elsewhere."""
-    console = invocation.console
-    if not console.is_terminal:
-        while True:
-            invocation.print(drawn())
-            time.sleep(WATCH_SECONDS)
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            live.update(drawn(), refresh=True)
-            time.sleep(WATCH_SECONDS)
 
 
 @cli.command()

@@ -51,6 +51,8 @@ def stream_table(value: StreamTable, **more: Any) -> dict[str, Any]:
         "requested_mode": value.requested_mode,
         "engine": value.engine,
         "schedule": value.schedule,
+        "tier": value.tier,
+        "suspended_reason": value.suspended_reason,
         "reasons": value.mode_reasons,
         **more,
     }

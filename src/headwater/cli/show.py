@@ -161,7 +161,8 @@ def definition(
     said = [
         f"{verb} {stream_table.label}{f': {did}' if did else ''}",
         f"mode: {stream_table.mode} (asked for: {stream_table.requested_mode}),"
-        f" engine: {stream_table.engine}, schedule: {stream_table.schedule or 'none'}",
+        f" engine: {stream_table.engine}, schedule: {stream_table.schedule or 'none'}"
+        + (f", tier: {stream_table.tier}" if stream_table.tier else ""),
     ]
     if stream_table.mode == "full" and stream_table.requested_mode != "full":
         said.append("it recomputes at each refresh, because it cannot be maintained incrementally:")
@@ -214,7 +215,7 @@ def listing(found: Sequence[StreamTableStatus]) -> RenderableType:
                 status.status,
                 status.mode,
                 status.engine,
-                status.schedule,
+                _schedule(status),
                 status.rows,
                 ", ".join(status.sources),
                 _why(status),
@@ -256,6 +257,8 @@ def status(found: StreamTableStatus, now: datetime) -> RenderableType:
             ("reason", found.reason),
             ("engine", found.engine),
             ("schedule", found.schedule),
+            ("tier", found.tier),
+            ("suspended", found.suspended_reason),
             ("sources", ", ".join(found.sources) or None),
             ("rows", found.rows),
             ("waiting change rows", found.pending_rows),
@@ -325,9 +328,14 @@ def _last(status: StreamTableStatus, now: datetime) -> str | None:
     return f"{status.last_action} {ago(status.last_refresh_at, now)}" if status.last_action else None
 
 
+def _schedule(status: StreamTableStatus) -> str | None:
+    return f"{status.schedule or 'none'}, {status.tier}" if status.tier else status.schedule
+
+
 def _why(status: StreamTableStatus) -> str | None:
+    suspended = f"suspended: {status.suspended_reason}" if status.suspended_reason else None
     rebuild = f"to be recomputed: {status.rebuild_reason}" if status.rebuild_reason else None
-    return "; ".join(reason for reason in (status.reason, rebuild) if reason) or None
+    return "; ".join(reason for reason in (suspended, status.reason, rebuild) if reason) or None
 
 
 def history(found: Sequence[HistoryEntry], now: datetime) -> RenderableType:

@@ -21,7 +21,9 @@ from functools import cache, partial
 from importlib.resources import files
 
 import psycopg
+from psycopg.types.json import Jsonb
 
+from headwater import config
 from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.queries import query
 from headwater.db.work import statement
@@ -86,6 +88,7 @@ def install(connection: Connection) -> bool:
             connection.execute(statement(schema()))
             for migration in migrations():
                 _mark(connection, migration)
+            _describe_settings(connection)
     except psycopg.Error as error:
         raise translated(error, "init", HeadwaterError) from error
     return True
@@ -104,6 +107,7 @@ def migrate(connection: Connection, steps: list[Migration] | None = None) -> lis
             raise translated(error, what, HeadwaterError) from error
     if steps is None:
         require_current(connection)
+        _describe_settings(connection)
     return applied
 
 
@@ -225,6 +229,11 @@ def require_version(installed: int | None) -> None:
 def settle(connection: Connection) -> None:
     """Says that the catalog belongs here, after all that a dump brought along has been corrected."""
     connection.execute("UPDATE headwater.migration SET applied_by = pg_current_xact_id()")
+
+
+def _describe_settings(connection: Connection) -> None:
+    """Lets SQL know the settings of this program."""
+    connection.execute(query("install", "describe_settings"), {"rules": Jsonb(config.described())})
 
 
 def _mark(connection: Connection, migration: Migration) -> None:

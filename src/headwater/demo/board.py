@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from headwater.demo.shop import EXAMPLES, Example, Written
-from headwater.history import Outcome
+from headwater.history import HistoryEntry
 from headwater.monitor import StreamTableStatus
+from headwater.overview import ServiceStatus
 from headwater.verify import Verification
 
 
@@ -20,7 +21,8 @@ class Row:
     example: Example
     rows: int | None = None
     lag_seconds: float | None = None
-    last: Outcome | None = None
+    lags: list[float] = field(default_factory=list)  # seconds, as often as it was looked at
+    last: HistoryEntry | None = None
     refreshes: int = 0
     delta_rows: int = 0  # change rows that its deltas took in
     milliseconds: list[float] = field(default_factory=list)
@@ -55,6 +57,7 @@ class Board:
         self.top: list[tuple[str, Decimal, int]] = []  # region, revenue, items
         self.top_before: dict[str, Decimal] = {}
         self.speeds: list[Speed] = []
+        self.service: ServiceStatus | None = None
         self.pictured = False
         self._started: float | None = None
         self._ended: float | None = None
@@ -77,18 +80,21 @@ class Board:
     def left(self) -> float:
         return 0.0 if self._ended is not None else max(0.0, self.seconds - self.elapsed)
 
-    def refreshed(self, outcome: Outcome) -> None:
+    def refreshed(self, entry: HistoryEntry) -> None:
         """Counts a refresh. In this run nothing should ever need recomputing, so that is a problem."""
-        if outcome.action == "nothing":
-            return
         with self.lock:
-            row = self.rows[outcome.stream_table]
-            row.last = outcome
+            row = self.rows.get(entry.stream_table)
+            if row is None:  # of somebody else, in a database that was given
+                return
+            if entry.status != "completed":
+                self.problem(f"the refresh of {entry.stream_table} failed: {entry.error}")
+                return
+            row.last = entry
             row.refreshes += 1
-            row.delta_rows += outcome.rows_in
-            row.milliseconds.append(outcome.duration_ms)
-            if outcome.action == "recompute":
-                self.problem(f"{outcome.stream_table} had to be recomputed: {outcome.reason}")
+            row.delta_rows += entry.rows_in or 0
+            row.milliseconds.append(entry.duration_ms)
+            if entry.action == "recompute":
+                self.problem(f"{entry.stream_table} had to be recomputed: {entry.reason}")
 
     def compared(self, verification: Verification) -> None:
         with self.lock:
@@ -104,6 +110,8 @@ class Board:
         with self.lock:
             row = self.rows[status.stream_table]
             row.rows, row.lag_seconds = status.rows, status.lag_seconds
+            if status.lag_seconds is not None:
+                row.lags.append(status.lag_seconds)
 
     def saw_top(self, top: list[tuple[str, Decimal, int]]) -> None:
         with self.lock:

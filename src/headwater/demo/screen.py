@@ -18,9 +18,9 @@ from headwater.demo.board import Board, Row
 from headwater.demo.shop import SCHEMA
 from headwater.verify import Verification
 
-WIDE = 84
+WIDE, WIDER = 84, 108
 TALL = 30
-PICTURE = ConsoleDimensions(100, 32)
+PICTURE = ConsoleDimensions(112, 32)
 BORDER = "bright_black"
 ACCENT = "cyan"
 GOOD, BAD = "green", "bold red"
@@ -35,7 +35,8 @@ def frame(board: Board, size: ConsoleDimensions) -> RenderableType:
     with board.lock:
         parts: list[RenderableType] = [
             _title(board, size.width),
-            _stream_tables(board, wide=wide, tall=tall),
+            _stream_tables(board, wide=wide, wider=size.width >= WIDER, tall=tall),
+            _service_line(board),
             _verification_line(board),
         ]
         if wide:
@@ -47,7 +48,7 @@ def frame(board: Board, size: ConsoleDimensions) -> RenderableType:
         else:
             parts.append(_writer_line(board))
             # What is left under the table, which has two lines for each stream table when there is room.
-            used = 1 + (4 + len(board.rows) * (2 if tall else 1)) + 2 + 3 + 2
+            used = 1 + (4 + len(board.rows) * (2 if tall else 1)) + 3 + 3 + 2
             parts.append(_top_panel(board, rows=max(1, min(8, size.height - used - 1)), bars=False))
         for problem in list(board.problems)[:2]:
             parts.append(Text(f"✗ {problem.splitlines()[0]}", style=BAD, overflow="ellipsis", no_wrap=True))
@@ -69,10 +70,12 @@ def _title(board: Board, width: int) -> RenderableType:
     return grid
 
 
-def _stream_tables(board: Board, *, wide: bool, tall: bool) -> RenderableType:
+def _stream_tables(board: Board, *, wide: bool, wider: bool, tall: bool) -> RenderableType:
     table = Table(box=box.ROUNDED, border_style=BORDER, expand=True, header_style="bold", pad_edge=True)
     table.add_column("stream table", no_wrap=True, overflow="ellipsis", ratio=1 if wide else None)
     table.add_column("rows", justify="right", no_wrap=True)
+    if wider:
+        table.add_column("every", no_wrap=True)
     if wide:
         table.add_column("lag", justify="right", no_wrap=True, min_width=6)
     table.add_column("last refresh", no_wrap=True, overflow="ellipsis", ratio=1)
@@ -85,6 +88,8 @@ def _stream_tables(board: Board, *, wide: bool, tall: bool) -> RenderableType:
             name.append(f"\n{row.example.shows}", style="bright_black")
             last.append(f"\n{_how(row)}", style="bright_black")
         cells: list[RenderableType] = [name, _number(row.rows)]
+        if wider:
+            cells.append(row.example.schedule)
         if wide:
             cells.append("" if row.lag_seconds is None else f"{row.lag_seconds:.1f} s")
         cells.append(last)
@@ -98,21 +103,22 @@ def _stream_tables(board: Board, *, wide: bool, tall: bool) -> RenderableType:
 def _last_refresh(row: Row) -> Text:
     if row.last is None:
         return Text("loaded", style="bright_black")
-    done = row.last.applied
+    inserted, updated = row.last.rows_inserted or 0, row.last.rows_updated or 0
+    deleted = row.last.rows_deleted or 0
     return Text.assemble(
         f"{row.last.duration_ms:4.0f} ms  ",
-        (f"+{done.inserted:,}", GOOD if done.inserted else "bright_black"),
+        (f"+{inserted:,}", GOOD if inserted else "bright_black"),
         " ",
-        (f"~{done.updated:,}", "yellow" if done.updated else "bright_black"),
+        (f"~{updated:,}", "yellow" if updated else "bright_black"),
         " ",
-        (f"−{done.deleted:,}", "red" if done.deleted else "bright_black"),
+        (f"−{deleted:,}", "red" if deleted else "bright_black"),
     )
 
 
 def _how(row: Row) -> str:
     if row.last is None:
         return ""
-    what = f"delta of {row.last.rows_in:,}" if row.last.action == "delta" else row.last.action
+    what = f"delta of {row.last.rows_in or 0:,}" if row.last.action == "delta" else row.last.action
     return f"{what} on {row.last.engine}"
 
 
@@ -122,6 +128,19 @@ def _tick(row: Row) -> Text:
     if not row.verified:
         return Text("·", style="bright_black")
     return Text(f"{row.verified} ✓", style=GOOD)
+
+
+def _service_line(board: Board) -> RenderableType:
+    service = board.service
+    if service is None:
+        return Text(" headwater serve has not reported yet", style="bright_black")
+    text = Text.assemble(
+        (" headwater serve", ACCENT),
+        f"  {service.ticks:,} ticks, its loop busy {service.busy_share:.1%} of the time,",
+        f" {service.active_workers} of {service.max_workers} workers at work, {service.queued_jobs} queued",
+    )
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _verification_line(board: Board) -> RenderableType:
@@ -200,18 +219,23 @@ def _number(value: int | None) -> str:
 
 
 def picture(board: Board) -> str:
-    """A frame as an SVG that needs nothing from elsewhere."""
+    """A frame as an SVG."""
+    return svg(frame(board, PICTURE), "headwater demo", PICTURE.width)
+
+
+def svg(shown: RenderableType, title: str, width: int) -> str:
+    """What a terminal would show, as an SVG that needs nothing from elsewhere."""
     console = Console(
-        record=True, file=io.StringIO(), width=PICTURE.width, force_terminal=True, color_system="truecolor"
+        record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor"
     )
-    console.print(frame(board, PICTURE))
+    console.print(shown)
     # The template names fonts on a server of others; the reader's own are good enough.
     template = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     template = re.sub(r"<!--.*?-->\s*", "", template, flags=re.DOTALL)
     template = template.replace("font-family: Fira Code, monospace", "font-family: ui-monospace, monospace")
     # Without this some programs drop the spaces that align the columns.
     template = template.replace("<svg ", '<svg xml:space="preserve" ', 1)
-    return console.export_svg(title="headwater demo", code_format=template)
+    return console.export_svg(title=title, code_format=template)
 
 
 # without a terminal
@@ -228,6 +252,8 @@ def line(board: Board) -> str:
         if last_one is not None:
             verdict = "verified equal" if last_one.equal else "DIFFERENT"
             parts.append(f"{verdict} at snapshot {last_one.snapshot} {_short(last_one)}")
+        if board.service is not None:
+            parts.append(f"serve {board.service.ticks} ticks, {board.service.active_workers} workers")
     return " | ".join(parts)
 
 
@@ -259,17 +285,25 @@ def _verdict(board: Board) -> Text:
 
 
 def _totals(board: Board) -> Text:
-    times = sorted(ms for row in board.rows.values() for ms in row.milliseconds)
+    times = [ms for row in board.rows.values() for ms in row.milliseconds]
+    lags = [1000 * lag for row in board.rows.values() for lag in row.lags]
     changes = sum(row.delta_rows for row in board.rows.values())
     done = board.written
     text = (
         f"  {board.elapsed:.0f} s, {done.transactions:,} transactions"
         f" (rows +{done.inserted:,} ~{done.updated:,} −{done.deleted:,})\n"
-        f"  {board.refreshes:,} refreshes took in {changes:,} change rows"
+        f"  {board.refreshes:,} refreshes by headwater serve took in {changes:,} change rows{_spread(times)}"
     )
-    if len(times) > 1:
-        text += f"; p50 {statistics.median(times):.0f} ms, p95 {statistics.quantiles(times, n=20)[18]:.0f} ms"
+    if lags:
+        text += f"\n  behind their queries, looked at {len(lags):,} times{_spread(lags)}"
     return Text(text)
+
+
+def _spread(milliseconds: list[float]) -> str:
+    if len(milliseconds) < 2:
+        return ""
+    middle, high = statistics.median(milliseconds), statistics.quantiles(milliseconds, n=20)[18]
+    return f"; p50 {middle:,.0f} ms, p95 {high:,.0f} ms"
 
 
 def _problems(board: Board) -> Text:
@@ -320,8 +354,9 @@ def _next_steps(*, given: bool) -> RenderableType:
     init = "it is installed in this database already" if given else "installs it in your database"
     for command, what in (
         ("headwater init --dsn postgresql://…", init),
-        ("headwater create NAME --query 'SELECT …'", "makes a stream table of a query"),
-        ("headwater refresh NAME", "brings it up to date"),
+        ("headwater create NAME --schedule 1s --query 'SELECT …'", "makes a stream table of a query"),
+        ("headwater serve", "keeps all of them fresh"),
+        ("headwater status --watch", "shows how they are doing"),
         ("headwater verify NAME", "compares it with its query"),
         ("docs/", "explains the rest"),
     ):

@@ -78,6 +78,7 @@ class Example:
     name: str
     shows: str  # the parts of SQL that it is here for
     query: str
+    schedule: str = "1s"
     large: bool = False  # for Spark
 
     @property
@@ -97,6 +98,7 @@ EXAMPLES = (
         JOIN {SCHEMA}.order_items AS i ON i.order_id = o.id
         GROUP BY c.region
         """,
+        schedule="calculated",
     ),
     Example(
         "best_sellers",
@@ -108,6 +110,7 @@ EXAMPLES = (
         GROUP BY p.id, p.name, p.category
         HAVING sum(i.quantity) >= 2000
         """,
+        schedule="2s",
     ),
     Example(
         "open_orders",
@@ -150,6 +153,7 @@ EXAMPLES = (
         FROM {SCHEMA}.page_views AS v JOIN {SCHEMA}.products AS p ON p.id = v.product_id
         GROUP BY p.category
         """,
+        schedule="2s",
         large=True,
     ),
 )

@@ -1,7 +1,8 @@
-"""The demo from start to end.
+"""The demo from start to end: a small shop, and `headwater serve` behind it.
 
-Four connections work at once, as they would in earnest: the shop's writer, a refresher, a verifier, and the
-one that watches. The first interrupt ends the run as if its time were over, or the preparations at the next
+The service is a process of its own, as it would be in earnest, and knows nothing of the demo. Three threads
+work beside it: the shop's writer, a verifier, and the one that watches; what they know of the service is what
+the catalog says. The first interrupt ends the run as if its time were over, or the preparations at the next
 step; one more ends what is under way at once. What was made is removed in every case.
 
 The picture in the documentation is a frame of a real run, taken when two thirds of it are over:
@@ -26,20 +27,27 @@ from psycopg import sql
 from rich.console import Console
 from rich.live import Live
 
+from headwater import overview
 from headwater.api import Headwater, connect
 from headwater.catalog import EngineName
+from headwater.config import Settings
 from headwater.db.connection import Connection, one, translated
 from headwater.demo import screen
 from headwater.demo.board import Board, Speed
-from headwater.demo.shop import EXAMPLES, ITEMS, ORDERS, SCHEMA, VIEWS, Shop, connect_writer
+from headwater.demo.service import Service
+from headwater.demo.shop import EXAMPLES, ITEMS, ORDERS, SCHEMA, VIEWS, Shop, Written, connect_writer
 from headwater.embedded import Server, find_installation
 from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound
 
 TRANSACTIONS_PER_SECOND = 40
-REFRESH_EVERY = 1.0
 VERIFY_PAUSE = 0.25
 FRAMES_PER_SECOND = 4
 SPEED_ROUNDS = 3
+LOOK_PAUSE = 0.1
+ENTRIES = 500
+"""Of the history, read at once; more than a service writes for these stream tables in half a second."""
+PATIENCE = 300.0
+"""Seconds that the service has to begin, and to catch up at the end."""
 OWNER_MARK = "made by headwater demo, which removes it"
 DEMO_LOCK = 4_855_311_390
 """Held while a demo runs in a database."""
@@ -77,26 +85,30 @@ def _perform(
     shop = Shop()
     with connect(dsn) as headwater, connect_writer(dsn) as writer:
         _prepare(headwater, shop, engine, console, interrupts)
-        board = Board(description, seconds, shop.written)
-        board.start()
-        workers = [
-            _Worker("the shop's writer", board, interrupts.stop, lambda stop: _trade(writer, shop, stop)),
-            _Worker("the refresher", board, interrupts.stop, lambda stop: _refresh(dsn, board, stop)),
-            _Worker("the verifier", board, interrupts.stop, lambda stop: _verify(dsn, board, stop)),
-        ]
-        for worker in workers:
-            worker.start()
-        try:
-            _watch(headwater, board, console, interrupts.stop)
-        except (HeadwaterError, psycopg.Error) as error:
-            board.problem(f"the screen: {error}")
-        finally:
-            interrupts.stop.set()
-            for worker in workers:
-                worker.join()
-            board.end()
-        with _step(console, "Refreshing and verifying all of them once more"):
-            _finish(headwater, board)
+        with Service(dsn, headwater.connection.info.dbname) as service:
+            with _step(console, "Waiting until headwater serve has refreshed each of them"):
+                seen = _hand_over(headwater, writer, shop, service, interrupts)
+            shop.written = Written()
+            board = Board(description, seconds, shop.written)
+            board.start()
+            threads = [
+                _Thread("the shop's writer", board, interrupts.stop, lambda stop: _trade(writer, shop, stop)),
+                _Thread("the verifier", board, interrupts.stop, lambda stop: _verify(dsn, board, stop)),
+            ]
+            for thread in threads:
+                thread.start()
+            watch = _Watch(headwater, board, service, seen)
+            try:
+                watch.show(console, interrupts.stop)
+            except (HeadwaterError, psycopg.Error) as error:
+                board.problem(f"the screen: {error}")
+            finally:
+                interrupts.stop.set()
+                for thread in threads:
+                    thread.join()
+                board.end()
+            with _step(console, "Letting headwater serve catch up, and verifying all of them once more"):
+                _finish(headwater, board, watch, service)
         if not board.problems:
             with _step(console, "Timing deltas against recomputing"), suppress(KeyboardInterrupt):
                 rounds = 1 if interrupts.received else SPEED_ROUNDS
@@ -195,19 +207,62 @@ def _prepare(
     with _step(console, f"Creating {len(small)} stream tables in PostgreSQL"):
         for example in small:
             interrupts.checkpoint()
-            headwater.create(example.label, example.query, mode="differential", engine="postgres")
+            headwater.create(
+                example.label,
+                example.query,
+                schedule=example.schedule,
+                mode="differential",
+                engine="postgres",
+            )
     where = {"postgres": "in PostgreSQL", "spark": "on Spark", "auto": "where it costs less"}[engine]
     for example in EXAMPLES:
         if example.large:
             interrupts.checkpoint()
             with _step(console, f"Creating {example.name} over {VIEWS:,} rows {where}"):
-                headwater.create(example.label, example.query, mode="differential", engine=engine)
+                headwater.create(
+                    example.label,
+                    example.query,
+                    schedule=example.schedule,
+                    mode="differential",
+                    engine=engine,
+                )
 
 
-# the workers
+def _hand_over(
+    headwater: Headwater, writer: Connection, shop: Shop, service: Service, interrupts: _Interrupts
+) -> int:
+    """Writes until the service has refreshed each stream table; the latest entry of the history then.
+
+    It takes as long as the service needs to start, and to start Spark.
+    """
+    before = max(entry.id for entry in headwater.history(limit=1))
+    waiting = {example.label for example in EXAMPLES}
+    deadline = time.monotonic() + PATIENCE
+    while waiting:
+        interrupts.checkpoint()
+        shop.trade(writer)
+        for entry in headwater.history(limit=ENTRIES):
+            if entry.id > before and entry.status == "completed":
+                waiting.discard(entry.stream_table)
+        _check(service)
+        if time.monotonic() > deadline:
+            raise HeadwaterError(
+                f"headwater serve has not refreshed {', '.join(sorted(waiting))} in {PATIENCE:.0f} s",
+                detail=service.said,
+            )
+        time.sleep(LOOK_PAUSE)
+    return headwater.history(limit=1)[0].id
 
 
-class _Worker(threading.Thread):
+def _check(service: Service) -> None:
+    if (end := service.ended) is not None:
+        raise HeadwaterError("the demo lost its service", detail=end)
+
+
+# what goes on meanwhile
+
+
+class _Thread(threading.Thread):
     """A thread that cannot fail unseen."""
 
     def __init__(
@@ -234,17 +289,6 @@ def _trade(connection: Connection, shop: Shop, stop: threading.Event) -> None:
         stop.wait(due - time.monotonic())
 
 
-def _refresh(dsn: str, board: Board, stop: threading.Event) -> None:
-    with connect(dsn) as headwater:
-        while not stop.is_set():
-            due = time.monotonic() + REFRESH_EVERY
-            for label in _last_in_line(board):
-                if stop.is_set():
-                    break
-                _refresh_one(headwater, board, label)
-            stop.wait(max(0.0, due - time.monotonic()))
-
-
 def _verify(dsn: str, board: Board, stop: threading.Event) -> None:
     with connect(dsn) as headwater:
         while not stop.is_set():
@@ -252,22 +296,6 @@ def _verify(dsn: str, board: Board, stop: threading.Event) -> None:
                 if stop.wait(VERIFY_PAUSE):
                     break
                 _verify_one(headwater, board, label)
-
-
-def _last_in_line(board: Board) -> list[str]:
-    """The stream tables that no other one reads: a refresh brings along those that it reads, first."""
-    queries = [row.example.query for row in board.rows.values()]
-    return [label for label in board.rows if not any(f"FROM {label}" in query for query in queries)]
-
-
-def _refresh_one(headwater: Headwater, board: Board, label: str) -> None:
-    try:
-        for outcome in headwater.refresh(label):
-            board.refreshed(outcome)
-    except ConnectionFailed:
-        raise
-    except HeadwaterError as error:
-        board.problem(f"the refresh of {label} failed: {error}")
 
 
 def _verify_one(headwater: Headwater, board: Board, label: str) -> None:
@@ -282,35 +310,55 @@ def _verify_one(headwater: Headwater, board: Board, label: str) -> None:
 # the screen
 
 
-def _watch(headwater: Headwater, board: Board, console: Console, stop: threading.Event) -> None:
-    """Shows the board until the time is over or something stops the run."""
-    if not console.is_terminal:
-        while not stop.wait(min(1.0, board.left)) and board.left:
-            _observe(headwater, board)
-            console.print(screen.line(board), soft_wrap=True, highlight=False, markup=False)
-    else:
+class _Watch:
+    """Brings what the catalog says onto the board, and the board onto the screen."""
+
+    def __init__(self, headwater: Headwater, board: Board, service: Service, seen: int) -> None:
+        """`seen` is the latest entry of the history that does not count."""
+        self._headwater, self._board, self._service = headwater, board, service
+        self._after, self._counted = seen, set[int]()
+
+    def show(self, console: Console, stop: threading.Event) -> None:
+        """Until the time is over or something stops the run."""
+        board = self._board
+        if not console.is_terminal:
+            while not stop.wait(min(1.0, board.left)) and board.left:
+                self.observe()
+                console.print(screen.line(board), soft_wrap=True, highlight=False, markup=False)
+            return
         frames = 0
-        _observe(headwater, board)
+        self.observe()
         with Live(screen.frame(board, console.size), console=console, auto_refresh=False) as live:
             while not stop.wait(min(1 / FRAMES_PER_SECOND, board.left)) and board.left:
                 frames += 1
                 if frames % (FRAMES_PER_SECOND // 2) == 0:
-                    _observe(headwater, board)
+                    self.observe()
                 live.update(screen.frame(board, console.size), refresh=True)
 
+    def observe(self) -> None:
+        headwater, board = self._headwater, self._board
+        _check(self._service)
+        for label in board.rows:
+            board.observed(headwater.status(label))
+        self.count()
+        board.service = overview.service(headwater.connection, Settings())
+        board.saw_top(
+            headwater.connection.execute(
+                f"SELECT region, revenue, items FROM {SCHEMA}.revenue_by_region ORDER BY revenue DESC"
+            ).fetchall()
+        )
+        picture = os.environ.get("HEADWATER_DEMO_SVG")
+        if picture and not board.pictured and board.elapsed > board.seconds * 2 / 3:
+            board.pictured = True
+            Path(picture).write_text(screen.picture(board), encoding="utf-8")
 
-def _observe(headwater: Headwater, board: Board) -> None:
-    for label in board.rows:
-        board.observed(headwater.status(label))
-    board.saw_top(
-        headwater.connection.execute(
-            f"SELECT region, revenue, items FROM {SCHEMA}.revenue_by_region ORDER BY revenue DESC"
-        ).fetchall()
-    )
-    picture = os.environ.get("HEADWATER_DEMO_SVG")
-    if picture and not board.pictured and board.elapsed > board.seconds * 2 / 3:
-        board.pictured = True
-        Path(picture).write_text(screen.picture(board), encoding="utf-8")
+    def count(self) -> None:
+        """Takes in what the history has to tell since the last time."""
+        for entry in reversed(self._headwater.history(limit=ENTRIES)):
+            # Two that ran at once need not commit in the order of their numbers.
+            if entry.id > self._after and entry.id not in self._counted:
+                self._counted.add(entry.id)
+                self._board.refreshed(entry)
 
 
 @contextmanager
@@ -329,13 +377,20 @@ def _step(console: Console, what: str) -> Iterator[None]:
 # the end
 
 
-def _finish(headwater: Headwater, board: Board) -> None:
+def _finish(headwater: Headwater, board: Board, watch: _Watch, service: Service) -> None:
+    """Waits until nothing waits, and then compares what the service has stored."""
     try:
-        for label in _last_in_line(board):
-            _refresh_one(headwater, board, label)
+        deadline = time.monotonic() + PATIENCE
+        while behind := [label for label in board.rows if headwater.status(label).lag_seconds != 0]:
+            _check(service)
+            if time.monotonic() > deadline:
+                board.problem(f"headwater serve does not catch up: {', '.join(behind)}")
+                break
+            time.sleep(LOOK_PAUSE)
+        watch.count()
         for label in board.rows:
             _verify_one(headwater, board, label)
-    except ConnectionFailed as error:
+    except HeadwaterError as error:
         board.problem(f"the last verification: {error}")
 
 

@@ -13,9 +13,12 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from dataclasses import asdict
 from types import FrameType
+
+import psycopg
 
 from headwater.errors import HeadwaterError
 from headwater.service import logs
@@ -49,6 +52,13 @@ def main() -> int:
             detail=error.detail or None,
             hint=error.hint or None,
         )
+        return 1
+    except psycopg.Error as error:
+        logs.say(logging.ERROR, "stopped", error=str(error).strip())
+        return 1
+    except Exception as error:
+        # A defect. Its traceback, too, is one line of the log.
+        logs.say(logging.ERROR, "stopped", error=f"unexpected {error!r}", trace=traceback.format_exc())
         return 1
     return 0
 

@@ -3,7 +3,7 @@
 SELECT st.id, coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name),
        format('%%I.%%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)), c.oid, st.query,
        st.fingerprint, st.requested_mode, st.mode, st.mode_reasons, st.engine, st.schedule, st.status,
-       st.rebuild_reason, st.time_zone, f.snapshot::text, f.applied_by::text
+       st.rebuild_reason, st.time_zone, st.tier, st.suspended_reason, f.snapshot::text, f.applied_by::text
 FROM headwater.stream_table st
 LEFT JOIN pg_class c ON c.oid = st.relation
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -27,8 +27,8 @@ ORDER BY p.position NULLS LAST, c.oid IS NULL, st.id LIMIT 1
 -- name: insert_stream_table
 -- A new stream table, not yet loaded.
 INSERT INTO headwater.stream_table
-    (schema_name, table_name, query, requested_mode, mode, engine, schedule, status, time_zone)
-VALUES (%(schema)s, %(name)s, %(query)s, %(mode)s, 'full', %(engine)s, %(schedule)s, 'initializing',
+    (schema_name, table_name, query, requested_mode, mode, engine, schedule, tier, status, time_zone)
+VALUES (%(schema)s, %(name)s, %(query)s, %(mode)s, 'full', %(engine)s, %(schedule)s, nullif(%(tier)s, 'auto'), 'initializing',
         current_setting('TimeZone'))
 RETURNING id
 
@@ -69,23 +69,24 @@ CROSS JOIN LATERAL headwater.definition(st.id) AS d(oid)
 WHERE st.id = ANY (%(ids)s::bigint[]) AND d.oid IS NOT NULL
   AND st.signature IS DISTINCT FROM headwater.signature(d.oid, st.signature_of)
 UNION ALL
-SELECT DISTINCT 'capture', s.id
-FROM headwater.dependency d
-JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
-JOIN headwater.source s ON s.id = d.source_id AND s.change_table IS NOT NULL AND s.stream_table_id IS NULL
-JOIN pg_class c ON c.oid = s.relation
-WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
-  AND (4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
-            AND t.tgfoid = to_regproc('headwater_changes.capture_' || c.oid) AND t.tgenabled IN ('O', 'A'))
+SELECT 'capture', s.id
+FROM (SELECT DISTINCT s.id, s.relation, s.capture_signature, c.relkind  -- first, or all sources would be looked at
+      FROM headwater.dependency d
+      JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
+      JOIN headwater.source s ON s.id = d.source_id AND s.change_table IS NOT NULL AND s.stream_table_id IS NULL
+      JOIN pg_class c ON c.oid = s.relation
+      WHERE d.stream_table_id = ANY (%(ids)s::bigint[])) s
+WHERE (4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
+            AND t.tgfoid = to_regproc('headwater_changes.capture_' || s.relation) AND t.tgenabled IN ('O', 'A'))
        OR s.capture_signature IS DISTINCT FROM headwater.capture_signature(s.relation)
        OR EXISTS (SELECT FROM headwater.lost_change l WHERE l.relation = s.relation)
-       OR c.relkind = 'p' AND (
-           EXISTS (SELECT FROM pg_partition_tree(c.oid) m WHERE CASE WHEN m.isleaf THEN 4 ELSE 5 END > (
+       OR s.relkind = 'p' AND (
+           EXISTS (SELECT FROM pg_partition_tree(s.relation) m WHERE CASE WHEN m.isleaf THEN 4 ELSE 5 END > (
                SELECT count(*) FROM pg_trigger t
-               WHERE t.tgrelid = m.relid AND t.tgfoid = to_regproc('headwater_changes.capture_' || c.oid)
+               WHERE t.tgrelid = m.relid AND t.tgfoid = to_regproc('headwater_changes.capture_' || s.relation)
                  AND t.tgenabled IN ('O', 'A')))
-           OR obj_description(to_regproc('headwater_changes.capture_' || c.oid), 'pg_proc') IS DISTINCT FROM (
-               SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(c.oid))))
+           OR obj_description(to_regproc('headwater_changes.capture_' || s.relation), 'pg_proc') IS DISTINCT FROM (
+               SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(s.relation))))
 UNION ALL
 SELECT 'frontier', st.id
 FROM headwater.stream_table st
@@ -200,11 +201,14 @@ WHERE d.stream_table_id = st.id AND d.source_id = %(source)s AND st.mode = 'diff
 SELECT relation, format('%%I.%%I', schema_name, table_name) FROM headwater.source WHERE id = %(id)s
 -- name: set_active
 -- The stream table can be read; its name comes from its view from now on. Who read one before it reads this one.
+-- One that is suspended stays so.
 WITH source AS (UPDATE headwater.source SET relation = %(relation)s::oid WHERE stream_table_id = %(id)s)
-UPDATE headwater.stream_table SET status = 'active', relation = %(relation)s::oid WHERE id = %(id)s
+UPDATE headwater.stream_table
+SET status = CASE status WHEN 'suspended' THEN status ELSE 'active' END, relation = %(relation)s::oid WHERE id = %(id)s
 
 -- name: take_over
--- One stream table gets the query, options and dependencies of another, which is forgotten. What uses its number stays.
+-- One stream table gets the query, options and dependencies of another, which is forgotten. What uses its number stays, and
+-- whether it is suspended.
 WITH dependencies_gone AS (
     DELETE FROM headwater.dependency WHERE stream_table_id = %(id)s
 ), lineage_gone AS (
@@ -213,7 +217,7 @@ WITH dependencies_gone AS (
 UPDATE headwater.stream_table st
 SET query = c.query, definition = c.definition, fingerprint = c.fingerprint, signature = c.signature, signature_of = c.signature_of,
     requested_mode = c.requested_mode, mode = c.mode, mode_reasons = c.mode_reasons, engine = c.engine,
-    schedule = c.schedule, time_zone = c.time_zone, status = 'active', rebuild_reason = NULL
+    schedule = c.schedule, tier = c.tier, time_zone = c.time_zone, rebuild_reason = NULL
 FROM headwater.stream_table c WHERE st.id = %(id)s AND c.id = %(candidate)s
 
 -- name: take_over_dependencies
@@ -232,8 +236,19 @@ UPDATE headwater.stream_table SET query = %(query)s WHERE id = %(id)s
 UPDATE headwater.stream_table
 SET schedule = CASE WHEN %(change_schedule)s THEN %(schedule)s ELSE schedule END,
     engine = coalesce(%(engine)s, engine),
+    tier = CASE WHEN %(tier)s::text IS NULL THEN tier ELSE nullif(%(tier)s, 'auto') END,
     requested_mode = coalesce(%(mode)s, requested_mode)
 WHERE id = %(id)s
+
+-- name: suspend
+-- Has nobody refresh a stream table until it is resumed; a reason that is not given stays as it was.
+UPDATE headwater.stream_table
+SET status = 'suspended', suspended_reason = coalesce(%(reason)s, suspended_reason, 'it was suspended by ' || session_user)
+WHERE id = %(id)s
+
+-- name: resume
+-- Lets a stream table be refreshed again.
+UPDATE headwater.stream_table SET status = 'active', suspended_reason = NULL WHERE id = %(id)s AND status = 'suspended'
 
 -- name: set_rebuild_reason
 -- Marks a stream table whose stored rows no delta can bring up to date, or clears the mark.

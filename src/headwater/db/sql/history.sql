@@ -1,5 +1,6 @@
 -- name: record
--- One refresh, as it ended.
+-- One refresh, as it ended; if it did something it is counted, too.
+WITH recorded AS (
 INSERT INTO headwater.refresh
     (stream_table_id, started_at, finished_at, mode, engine, action, status, reason, error, sqlstate, snapshot,
      rows_in, rows_inserted, rows_updated, rows_deleted, phases, engine_reason, bytes_in, bytes_out, predicted_ms)
@@ -8,7 +9,17 @@ VALUES
      %(reason)s, %(error)s, %(sqlstate)s, %(snapshot)s::pg_snapshot,
      %(rows_in)s, %(rows_inserted)s, %(rows_updated)s, %(rows_deleted)s, %(phases)s,
      %(engine_reason)s, %(bytes_in)s, %(bytes_out)s, %(predicted_ms)s)
-RETURNING id
+RETURNING id, stream_table_id, action, status, rows_in
+), counted AS (
+    INSERT INTO headwater.refresh_total AS t (stream_table_id, refreshes, full_refreshes, delta_refreshes, delta_rows)
+    SELECT stream_table_id, 1, (action <> 'delta')::int, (action = 'delta')::int,
+           CASE action WHEN 'delta' THEN coalesce(rows_in, 0) ELSE 0 END
+    FROM recorded WHERE status = 'completed' AND action <> 'nothing'
+    ON CONFLICT (stream_table_id) DO UPDATE
+    SET refreshes = t.refreshes + 1, full_refreshes = t.full_refreshes + excluded.full_refreshes,
+        delta_refreshes = t.delta_refreshes + excluded.delta_refreshes, delta_rows = t.delta_rows + excluded.delta_rows
+)
+SELECT id FROM recorded
 
 -- name: recent
 -- The latest refreshes, newest first, of one stream table or of all.
@@ -21,7 +32,10 @@ WHERE %(stream_table_id)s::bigint IS NULL OR id IN (
 ORDER BY id DESC LIMIT %(limit)s
 
 -- name: forget
--- History older than the retention, except the latest success of each stream table.
+-- History older than the retention, except the latest success of each stream table; also answered requests.
+WITH requests AS (
+    DELETE FROM headwater.request WHERE finished_at < clock_timestamp() - %(retention)s::interval
+)
 DELETE FROM headwater.refresh r
 WHERE r.finished_at < clock_timestamp() - %(retention)s::interval
   AND r.id < (SELECT max(id) FROM headwater.refresh l

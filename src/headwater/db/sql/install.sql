@@ -15,3 +15,17 @@ SELECT (SELECT coalesce(max(version), 0) FROM headwater.migration),
        (SELECT coalesce(jsonb_object_agg(n, current_setting('headwater.' || n, true)), '{}')
         FROM unnest(%(names)s::text[]) AS n WHERE nullif(current_setting('headwater.' || n, true), '') IS NOT NULL),
        (extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000)::bigint
+
+-- name: describe_settings
+-- The settings that there are and what each takes, in place of those that were.
+WITH rule AS (
+    SELECT * FROM jsonb_to_recordset(%(rules)s) AS r (
+        name text, kind text, minimum numeric, maximum numeric, zero_is_off boolean, choices text[], description text)
+), gone AS (
+    DELETE FROM headwater.known_setting WHERE name NOT IN (SELECT name FROM rule)
+)
+INSERT INTO headwater.known_setting (name, kind, minimum, maximum, zero_is_off, choices, description)
+SELECT name, kind, minimum, maximum, zero_is_off, choices, description FROM rule
+ON CONFLICT (name) DO UPDATE
+SET kind = excluded.kind, minimum = excluded.minimum, maximum = excluded.maximum, zero_is_off = excluded.zero_is_off,
+    choices = excluded.choices, description = excluded.description

@@ -11,5 +11,5 @@ SELECT prosrc LIKE '%%pg_notify%%' FROM pg_proc WHERE oid = 'headwater.mark_chan
 -- Marks that nobody will read: no session holds the lock of a scheduler.
 DELETE FROM headwater.changed_source
 WHERE NOT EXISTS (SELECT FROM pg_locks l
-                  WHERE l.locktype = 'advisory' AND l.classid = 1214609 AND l.objid = 0 AND l.objsubid = 2
+                  WHERE l.locktype = 'advisory' AND l.classid = 1214612 AND l.objid = 0 AND l.objsubid = 2
                     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))

@@ -1,0 +1,855 @@
+-- What operators see of the service, and what users ask of it in SQL.
+
+CREATE OR REPLACE VIEW headwater.stream_tables AS
+SELECT st.id,
+       coalesce(n.nspname, st.schema_name) AS schema_name,
+       coalesce(c.relname, st.table_name) AS table_name,
+       format('%I.%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)) AS stream_table,
+       st.status,
+       st.mode,
+       st.requested_mode,
+       st.engine,
+       st.schedule,
+       nullif(array_to_string(st.mode_reasons, '; '), '') AS reason,
+       st.rebuild_reason,
+       st.query,
+       f.snapshot AS frontier,
+       r.finished_at AS last_refresh_at,
+       r.action AS last_action,
+       extract(epoch FROM r.finished_at - r.started_at) * 1000 AS last_refresh_ms,
+       st.created_at,
+       st.tier,
+       st.suspended_reason
+FROM headwater.stream_table st
+LEFT JOIN pg_catalog.pg_class c ON c.oid = st.relation
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN headwater.frontier f ON f.stream_table_id = st.id AND f.node = 0
+LEFT JOIN LATERAL (
+    SELECT started_at, finished_at, action FROM headwater.refresh
+    WHERE stream_table_id = st.id AND status = 'completed' ORDER BY id DESC LIMIT 1
+) r ON true;
+
+-- Refreshes that completed, counted since the stream table was created, for the history forgets.
+CREATE TABLE headwater.refresh_total (
+    stream_table_id bigint PRIMARY KEY REFERENCES headwater.stream_table ON DELETE CASCADE,
+    refreshes       bigint NOT NULL,
+    full_refreshes  bigint NOT NULL,
+    delta_refreshes bigint NOT NULL,
+    delta_rows      bigint NOT NULL     -- change rows that deltas took in
+) WITH (fillfactor = 50);
+INSERT INTO headwater.refresh_total
+SELECT stream_table_id, count(*), count(*) FILTER (WHERE action <> 'delta'), count(*) FILTER (WHERE action = 'delta'),
+       coalesce(sum(rows_in) FILTER (WHERE action = 'delta'), 0)
+FROM headwater.refresh WHERE status = 'completed' AND action <> 'nothing' GROUP BY stream_table_id;
+CREATE INDEX ON headwater.refresh (stream_table_id, id) WHERE status = 'failed';
+
+-- Which transactions there were at which time, once in a second while a scheduler ticks and for an hour: change rows
+-- name their transaction, not their time.
+CREATE UNLOGGED TABLE headwater.moment (
+    at  timestamptz PRIMARY KEY,
+    xid xid8 NOT NULL                   -- this one and later ones were not committed then
+);
+CREATE INDEX ON headwater.moment (xid);
+
+CREATE FUNCTION headwater.note_moment() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF coalesce((SELECT max(at) FROM headwater.moment) < clock_timestamp() - interval '1 second', true) THEN
+        DELETE FROM headwater.moment WHERE at < clock_timestamp() - interval '1 hour';
+        INSERT INTO headwater.moment VALUES (clock_timestamp(), pg_snapshot_xmax(pg_current_snapshot()))
+        ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER note_moment AFTER INSERT OR UPDATE ON headwater.scheduler
+FOR EACH STATEMENT EXECUTE FUNCTION headwater.note_moment();
+
+-- Settings by name and what each takes, written by init and migrate from the program's own rules.
+CREATE TABLE headwater.known_setting (
+    name        text PRIMARY KEY,
+    kind        text NOT NULL CHECK (kind IN ('number', 'duration', 'choice', 'switch', 'text')),
+    minimum     numeric,
+    maximum     numeric,                -- of a duration: milliseconds
+    zero_is_off boolean NOT NULL,
+    choices     text[] NOT NULL,
+    description text NOT NULL
+);
+
+-- What users asked the service for in SQL.
+CREATE TABLE headwater.request (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    verb         text NOT NULL CHECK (verb IN ('create', 'alter', 'drop', 'refresh', 'suspend', 'resume')),
+    arguments    jsonb NOT NULL,
+    requested_by name NOT NULL,
+    search_path  text NOT NULL,         -- of who asked, for names in the arguments and in a query
+    time_zone    text NOT NULL,
+    requested_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    status       text NOT NULL DEFAULT 'pending' CHECK (status IN ('pending', 'running', 'done', 'failed')),
+    attempt      integer NOT NULL DEFAULT 0,  -- how often it was taken up; the session that did holds (1214610, id)
+    picked_at    timestamptz,
+    finished_at  timestamptz,
+    result       jsonb,
+    error        text,
+    detail       text,
+    hint         text,
+    sqlstate     text
+);
+CREATE INDEX ON headwater.request (id) WHERE status IN ('pending', 'running');
+CREATE INDEX ON headwater.request (finished_at);
+
+-- A duration as users write it; null if it is none, as a cron expression.
+CREATE FUNCTION headwater.duration(written text) RETURNS interval
+LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+SELECT part[1]::float8 * CASE part[2] WHEN 'ms' THEN interval '1 millisecond' WHEN 's' THEN interval '1 second'
+                                      WHEN 'h' THEN interval '1 hour' WHEN 'd' THEN interval '24 hours'
+                                      ELSE interval '1 minute' END
+FROM regexp_match(written, '^\s*(\d{1,12}(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*$') AS part
+$$;
+
+-- Whether a scheduler ticks: running or draining; stopped, if one did within the last hour; else not installed.
+CREATE FUNCTION headwater.scheduler_status() RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+SELECT coalesce((
+    SELECT CASE WHEN s.ticked_at < clock_timestamp() - greatest(interval '15 seconds', 5 * i.value) THEN 'stopped'
+                WHEN s.draining THEN 'draining' ELSE 'running' END
+    FROM headwater.scheduler s
+    LEFT JOIN (SELECT value::float8 * interval '1 millisecond' AS value FROM headwater.setting
+               WHERE name = 'scheduler_interval_ms' AND value ~ '^\d{1,9}$') i ON true),
+    CASE WHEN EXISTS (SELECT FROM headwater.moment) THEN 'stopped' ELSE 'not installed' END)
+$$;
+
+-- Who has change rows of a source not behind it yet, a stream table or a consumer, and the transaction of the first such row
+-- that is found, which is one of the oldest.
+CREATE FUNCTION headwater.waiting_changes(
+    OUT source_id bigint, OUT stream_table_id bigint, OUT consumer_id bigint, OUT xid xid8
+) RETURNS SETOF record
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    reader record;
+BEGIN
+    FOR reader IN
+        SELECT s.id, c.oid::regclass AS changes, r.stream_table_id, r.consumer_id, r.snapshot, r.applied_by
+        FROM headwater.source s
+        JOIN pg_class c ON c.relname = s.change_table AND c.relnamespace = to_regnamespace('headwater_changes')
+        JOIN (SELECT d.source_id, f.stream_table_id, NULL::bigint, f.snapshot, f.applied_by
+              FROM headwater.dependency d
+              JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
+              JOIN headwater.frontier f ON f.stream_table_id = st.id AND f.node = 0
+            UNION ALL
+              SELECT o.source_id, NULL, o.id, o.snapshot, NULL FROM headwater.consumer o WHERE o.snapshot IS NOT NULL
+             ) AS r (source_id, stream_table_id, consumer_id, snapshot, applied_by) ON r.source_id = s.id
+        WHERE pg_relation_size(c.oid) > 0
+    LOOP
+        BEGIN
+            -- as little to plan as can be
+            EXECUTE format('SELECT xid FROM %s WHERE (xid::text::bigint) >= $1 AND NOT pg_visible_in_snapshot(xid, $2)'
+                           ' AND xid IS DISTINCT FROM $3 LIMIT 1', reader.changes)
+            INTO xid
+            USING pg_snapshot_xmin(reader.snapshot)::text::bigint, reader.snapshot, reader.applied_by;
+        EXCEPTION WHEN undefined_table OR undefined_column THEN
+            CONTINUE;  -- it went while we looked, or somebody damaged it; a refresh says so
+        END;
+        IF xid IS NOT NULL THEN
+            source_id := reader.id;
+            stream_table_id := reader.stream_table_id;
+            consumer_id := reader.consumer_id;
+            RETURN NEXT;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Since when a stream table is behind: because change rows wait for it, directly or for what it reads, or because no change rows
+-- tell. No row if nothing waits.
+CREATE FUNCTION headwater.lags(
+    OUT stream_table_id bigint, OUT waiting_since timestamptz, OUT behind_since timestamptz
+) RETURNS SETOF record
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+WITH RECURSIVE last AS MATERIALIZED (
+    SELECT st.id, st.mode, st.rebuild_reason, coalesce(r.started_at, st.created_at) AS refreshed_at
+    FROM headwater.stream_table st
+    LEFT JOIN LATERAL (SELECT started_at FROM headwater.refresh
+                       WHERE stream_table_id = st.id AND status = 'completed' ORDER BY id DESC LIMIT 1) r ON true
+    WHERE st.status <> 'initializing'
+), waiting AS MATERIALIZED (
+    SELECT l.id, min(greatest(l.refreshed_at, m.at)) AS since
+    FROM headwater.waiting_changes() w
+    JOIN last l ON l.id = w.stream_table_id
+    LEFT JOIN LATERAL (SELECT at FROM headwater.moment WHERE xid <= w.xid ORDER BY xid DESC LIMIT 1) m ON true
+    GROUP BY l.id
+  UNION ALL
+    SELECT l.id, l.refreshed_at FROM last l WHERE l.rebuild_reason IS NOT NULL
+), behind(id, since) AS (
+    SELECT w.id, w.since FROM waiting w
+  UNION
+    SELECT d.stream_table_id, b.since
+    FROM behind b
+    JOIN headwater.source s ON s.stream_table_id = b.id
+    JOIN headwater.dependency d ON d.source_id = s.id
+)
+SELECT l.id,
+       least((SELECT min(w.since) FROM waiting w WHERE w.id = l.id), untold.since),
+       least((SELECT min(b.since) FROM behind b WHERE b.id = l.id), untold.since)
+FROM last l
+LEFT JOIN LATERAL (SELECT l.refreshed_at AS since WHERE l.mode = 'full') untold ON true
+WHERE untold.since IS NOT NULL OR l.id IN (SELECT b.id FROM behind b)
+$$;
+
+-- Statistics of each stream table. Durations are those of its latest 100 refreshes that completed: more
+-- would make it dear to look at a thousand stream tables.
+CREATE VIEW headwater.pg_stat_headwater AS
+SELECT st.id AS stream_table_id,
+       st.schema_name,
+       st.table_name,
+       coalesce(t.refreshes, 0) AS total_refreshes,
+       coalesce(t.full_refreshes, 0) AS total_full_refreshes,
+       coalesce(t.delta_refreshes, 0) AS total_diff_refreshes,
+       coalesce(t.delta_rows, 0) AS total_delta_rows_processed,
+       d.average AS avg_refresh_duration_ms,
+       d.percentiles[1] AS p95_refresh_duration_ms,
+       d.percentiles[2] AS p99_refresh_duration_ms,
+       st.last_refresh_at,
+       greatest(0, coalesce(extract(epoch FROM clock_timestamp() - l.behind_since) * 1000, 0))::double precision
+           AS current_lag_estimate_ms,
+       e.error AS last_error,
+       e.finished_at AS last_error_at
+FROM headwater.stream_tables st
+LEFT JOIN headwater.refresh_total t ON t.stream_table_id = st.id
+LEFT JOIN headwater.lags() l ON l.stream_table_id = st.id
+LEFT JOIN LATERAL (
+    SELECT avg(ms) AS average, percentile_cont(ARRAY[0.95, 0.99]) WITHIN GROUP (ORDER BY ms) AS percentiles
+    FROM (SELECT date_part('epoch', finished_at - started_at) * 1000 AS ms
+          FROM headwater.refresh
+          WHERE stream_table_id = st.id AND status = 'completed' AND action <> 'nothing'
+          ORDER BY id DESC LIMIT 100) latest
+) d ON true
+LEFT JOIN LATERAL (
+    SELECT error, finished_at FROM headwater.refresh
+    WHERE stream_table_id = st.id AND status = 'failed' ORDER BY id DESC LIMIT 1
+) e ON true
+WHERE st.status <> 'initializing';
+
+CREATE FUNCTION headwater.worker_pool_status(
+    OUT active_workers integer, OUT max_workers integer, OUT per_db_cap integer, OUT parallel_mode text,
+    OUT queued_jobs integer, OUT external_workers integer, OUT external_capacity integer,
+    OUT scheduler_status text, OUT busy_share double precision, OUT tick_ms double precision, OUT ticked_at timestamptz
+) RETURNS record
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+SELECT coalesce(s.active_workers, 0), coalesce(s.max_workers, 0), coalesce(s.per_db_cap, 0),
+       coalesce(s.parallel_mode, 'off'), coalesce(s.queued_jobs, 0),
+       w.workers::integer, w.capacity::integer, headwater.scheduler_status(), s.busy_share, s.tick_ms, s.ticked_at
+FROM (SELECT count(*), coalesce(sum(capacity), 0) FROM headwater.worker_registry
+      WHERE kind = 'worker' AND heartbeat_at > clock_timestamp() - interval '30 seconds') AS w (workers, capacity)
+LEFT JOIN headwater.scheduler s ON true
+$$;
+
+-- Jobs that wait or run, and those that ended in the last so many seconds; newest first.
+CREATE FUNCTION headwater.parallel_job_status(
+    seconds integer DEFAULT 300,
+    OUT job_id bigint, OUT stream_table text, OUT status text, OUT engine text, OUT worker_id uuid, OUT worker_pid integer,
+    OUT queued_at timestamptz, OUT started_at timestamptz, OUT finished_at timestamptz, OUT wait_ms double precision,
+    OUT duration_ms double precision, OUT attempt integer, OUT error text
+) RETURNS SETOF record
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+SELECT j.id, coalesce(st.stream_table, '(dropped)'), j.status, j.engine, j.worker_id, j.worker_pid, j.queued_at, j.started_at,
+       j.finished_at,
+       extract(epoch FROM coalesce(j.started_at, j.finished_at, clock_timestamp()) - j.queued_at) * 1000,
+       extract(epoch FROM coalesce(j.finished_at, clock_timestamp()) - j.started_at) * 1000,
+       j.attempt, j.error
+FROM headwater.worker_jobs j
+LEFT JOIN headwater.stream_tables st ON st.id = j.stream_table_id
+WHERE j.finished_at >= clock_timestamp() - seconds * interval '1 second' OR j.finished_at IS NULL
+ORDER BY j.id DESC
+$$;
+
+-- How long changes may wait for a stream table: its schedule times its tier; for one that follows its readers, the shortest of
+-- theirs. No row where a duration does not say it.
+CREATE FUNCTION headwater.deadlines(OUT stream_table_id bigint, OUT allowed interval) RETURNS SETOF record
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+WITH RECURSIVE wanted(id, allowed) AS (
+    SELECT st.id, headwater.duration(st.schedule) * CASE st.tier WHEN 'warm' THEN 2 WHEN 'cold' THEN 10 ELSE 1 END
+    FROM headwater.stream_table st
+    WHERE st.tier IS DISTINCT FROM 'frozen' AND headwater.duration(st.schedule) IS NOT NULL
+  UNION
+    SELECT st.id, w.allowed
+    FROM wanted w
+    JOIN headwater.dependency d ON d.stream_table_id = w.id
+    JOIN headwater.source s ON s.id = d.source_id
+    JOIN headwater.stream_table st ON st.id = s.stream_table_id
+    WHERE coalesce(st.schedule, 'calculated') = 'calculated' AND st.tier IS DISTINCT FROM 'frozen'
+)
+SELECT id, min(allowed) FROM wanted GROUP BY id
+$$;
+
+CREATE FUNCTION headwater.health_summary(
+    OUT total_stream_tables bigint, OUT active_count bigint, OUT error_count bigint, OUT suspended_count bigint,
+    OUT stale_count bigint, OUT scheduler_status text, OUT plan_cache_hit_rate double precision,
+    OUT oldest_unconsumed_change timestamptz
+) RETURNS record
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+SELECT count(*),
+       count(*) FILTER (WHERE st.status = 'active'),
+       count(*) FILTER (WHERE last.status = 'failed'),
+       count(*) FILTER (WHERE st.status = 'suspended'),
+       -- the moments are a second apart, and the refresh that ends the waiting takes its time
+       count(*) FILTER (WHERE clock_timestamp() - l.waiting_since
+                              > d.allowed + interval '2 seconds' + coalesce(last.finished_at - last.started_at, '0')),
+       headwater.scheduler_status(),
+       (SELECT s.plan_cache_hits::double precision / nullif(s.plan_cache_hits + s.plan_cache_misses, 0)
+        FROM headwater.scheduler s),
+       min(l.waiting_since) FILTER (WHERE st.mode = 'differential')
+FROM headwater.stream_table st
+LEFT JOIN headwater.lags() l ON l.stream_table_id = st.id
+LEFT JOIN headwater.deadlines() d ON d.stream_table_id = st.id
+LEFT JOIN LATERAL (SELECT r.status, r.started_at, r.finished_at FROM headwater.refresh r
+                   WHERE r.stream_table_id = st.id ORDER BY r.id DESC LIMIT 1) last ON true
+WHERE st.status <> 'initializing'
+$$;
+
+-- What the change tables hold. Rows are counted up to 10,000; beyond that the number is the server's estimate.
+CREATE FUNCTION headwater.change_buffer_sizes(
+    OUT source text, OUT row_count bigint, OUT row_count_is_estimate boolean, OUT bytes bigint,
+    OUT oldest_change timestamptz, OUT consumers text[]
+) RETURNS SETOF record
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    captured record;
+BEGIN
+    FOR captured IN
+        WITH since AS (
+            SELECT w.source_id,
+                   min(greatest(l.refreshed_at, m.at)) AS at
+            FROM headwater.waiting_changes() w
+            LEFT JOIN LATERAL (SELECT r.started_at AS refreshed_at FROM headwater.refresh r
+                               WHERE r.stream_table_id = w.stream_table_id AND r.status = 'completed'
+                               ORDER BY r.id DESC LIMIT 1) l ON true
+            LEFT JOIN LATERAL (SELECT m.at FROM headwater.moment m WHERE m.xid <= w.xid
+                               ORDER BY m.xid DESC LIMIT 1) m ON true
+            GROUP BY w.source_id
+        )
+        SELECT c.oid::regclass AS changes, c.reltuples, c.relpages,
+               format('%I.%I', coalesce(n.nspname, s.schema_name), coalesce(t.relname, s.table_name)) AS source,
+               pg_table_size(c.oid) AS bytes, pg_relation_size(c.oid) AS main_bytes, since.at,
+               array(SELECT st.stream_table
+                     FROM headwater.dependency d
+                     JOIN headwater.stream_tables st ON st.id = d.stream_table_id AND st.mode = 'differential'
+                     WHERE d.source_id = s.id
+                   UNION ALL
+                     SELECT o.name FROM headwater.consumer o WHERE o.source_id = s.id
+                     ORDER BY 1) AS consumers
+        FROM headwater.source s
+        JOIN pg_class c ON c.relname = s.change_table AND c.relnamespace = to_regnamespace('headwater_changes')
+        LEFT JOIN pg_class t ON t.oid = s.relation
+        LEFT JOIN pg_namespace n ON n.oid = t.relnamespace
+        LEFT JOIN since ON since.source_id = s.id
+        ORDER BY pg_relation_size(c.oid) DESC, s.id
+    LOOP
+        source := captured.source;
+        bytes := captured.bytes;
+        oldest_change := captured.at;
+        consumers := captured.consumers;
+        row_count := 0;
+        row_count_is_estimate := false;
+        IF captured.main_bytes > 0 THEN
+            BEGIN
+                EXECUTE format('SELECT count(*) FROM (SELECT FROM %s LIMIT 10001) counted', captured.changes) INTO row_count;
+            EXCEPTION WHEN undefined_table THEN
+                CONTINUE;
+            END;
+            IF row_count > 10000 THEN
+                row_count_is_estimate := true;
+                -- as dense as when it was last analysed, or as rows of the smallest size are
+                row_count := greatest(row_count, (captured.main_bytes / 8192.0 * CASE
+                    WHEN captured.relpages > 0 AND captured.reltuples > 0 THEN captured.reltuples / captured.relpages
+                    ELSE 100 END)::bigint);
+            END IF;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+-- Each stream table with what it reads below it. What is read by several is drawn below each, and what it reads
+-- itself below one of them only.
+CREATE FUNCTION headwater.dependency_tree(
+    OUT tree text, OUT node text, OUT kind text, OUT parent text, OUT depth integer, OUT stream_table_id bigint,
+    OUT status text, OUT schedule text
+) RETURNS SETOF record
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+WITH RECURSIVE named AS MATERIALIZED (
+    SELECT st.id, st.stream_table COLLATE "C" AS name, st.status, st.schedule FROM headwater.stream_tables st
+    WHERE st.status <> 'initializing'
+), edge AS MATERIALIZED (
+    SELECT d.stream_table_id AS reader, s.stream_table_id AS read_id,
+           coalesce(r.name, format('%I.%I', coalesce(n.nspname, s.schema_name), coalesce(c.relname, s.table_name)))
+               COLLATE "C" AS name,
+           d.stream_table_id = min(d.stream_table_id) OVER (PARTITION BY s.id) AS opened
+    FROM headwater.dependency d
+    JOIN named ON named.id = d.stream_table_id
+    JOIN headwater.source s ON s.id = d.source_id
+    LEFT JOIN named r ON r.id = s.stream_table_id
+    LEFT JOIN pg_class c ON c.oid = s.relation
+    LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+), child AS MATERIALIZED (
+    SELECT e.*, row_number() OVER siblings AS number,
+           row_number() OVER siblings = count(*) OVER (PARTITION BY e.reader) AS last
+    FROM edge e WINDOW siblings AS (PARTITION BY e.reader ORDER BY e.name)
+), drawn AS (
+    SELECT n.id, n.name, NULL::text COLLATE "C" AS parent, 0 AS depth, n.name AS tree, '' COLLATE "C" AS margin, true AS opened,
+           ARRAY[row_number() OVER (ORDER BY n.name)] AS place
+    FROM named n
+    WHERE n.id NOT IN (SELECT read_id FROM edge WHERE read_id IS NOT NULL)
+  UNION ALL
+    SELECT c.read_id, c.name, d.name, d.depth + 1,
+           d.margin || CASE WHEN c.last THEN '└── ' ELSE '├── ' END || c.name
+           || CASE WHEN c.read_id IS NOT NULL AND NOT c.opened THEN ' …' ELSE '' END,
+           d.margin || CASE WHEN c.last THEN '    ' ELSE '│   ' END,
+           c.opened, d.place || c.number
+    FROM drawn d JOIN child c ON c.reader = d.id
+    WHERE d.opened
+)
+SELECT d.tree, d.name, CASE WHEN d.id IS NULL THEN 'table' ELSE 'stream table' END, d.parent, d.depth, d.id,
+       n.status, n.schedule
+FROM drawn d LEFT JOIN named n ON n.id = d.id
+ORDER BY d.place
+$$;
+
+-- The stream table of a name, read as PostgreSQL reads it, under a search_path; null if there is none.
+CREATE FUNCTION headwater.find_stream_table(name text, path text) RETURNS bigint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    parts text[] := parse_ident(name);
+    schemas name[];
+BEGIN
+    PERFORM set_config('search_path', path, true);
+    schemas := pg_catalog.current_schemas(false);
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    RETURN (SELECT st.id FROM headwater.stream_tables st
+            WHERE st.table_name = parts[cardinality(parts)] AND cardinality(parts) <= 2
+              AND CASE WHEN cardinality(parts) = 2 THEN st.schema_name = parts[1]
+                       ELSE st.schema_name = ANY (schemas) END
+            ORDER BY array_position(schemas, st.schema_name) LIMIT 1);
+END
+$$;
+
+-- What the refreshes in the history say for or against deltas; of one stream table, or of all.
+CREATE FUNCTION headwater.recommend_refresh_mode(
+    name text DEFAULT NULL,
+    OUT stream_table text, OUT recommended_mode text, OUT current_mode text, OUT reason text,
+    OUT avg_delta_ms double precision, OUT avg_full_ms double precision, OUT sampled_refreshes bigint
+) RETURNS SETOF record
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $$
+DECLARE
+    -- Of the caller: this function has none of its own, and calls nothing that is not named in full.
+    path pg_catalog.text := pg_catalog.current_setting('search_path'::pg_catalog.text);
+BEGIN
+    RETURN QUERY SELECT r.* FROM headwater.recommendations(name, path) r;
+END
+$$;
+
+CREATE FUNCTION headwater.recommendations(
+    name text, path text,
+    OUT stream_table text, OUT recommended_mode text, OUT current_mode text, OUT reason text,
+    OUT avg_delta_ms double precision, OUT avg_full_ms double precision, OUT sampled_refreshes bigint
+) RETURNS SETOF record
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    number bigint;
+BEGIN
+    IF name IS NOT NULL THEN
+        number := headwater.find_stream_table(name, path);
+        IF number IS NULL THEN
+            RAISE EXCEPTION 'there is no stream table %', name
+                USING ERRCODE = 'undefined_table', HINT = 'SELECT * FROM headwater.stream_tables shows those there are';
+        END IF;
+    END IF;
+    RETURN QUERY
+    SELECT s.stream_table, advice.mode, s.requested_mode, advice.reason, s.delta_ms, s.full_ms, s.deltas + s.fulls
+    FROM (SELECT st.stream_table, st.requested_mode, st.mode, st.reason,
+                 h.delta_ms, h.full_ms, h.deltas, h.fulls
+          FROM headwater.stream_tables st
+          CROSS JOIN LATERAL (
+              SELECT avg(ms) FILTER (WHERE action = 'delta') AS delta_ms, avg(ms) FILTER (WHERE action <> 'delta') AS full_ms,
+                     count(*) FILTER (WHERE action = 'delta') AS deltas, count(*) FILTER (WHERE action <> 'delta') AS fulls
+              FROM (SELECT action, date_part('epoch', finished_at - started_at) * 1000 AS ms
+                    FROM headwater.refresh
+                    WHERE stream_table_id = st.id AND status = 'completed' AND action <> 'nothing'
+                    ORDER BY id DESC LIMIT 100) latest
+          ) h
+          WHERE st.status <> 'initializing' AND (number IS NULL OR st.id = number)) s
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN s.mode = 'full' AND s.requested_mode <> 'full' THEN 'full'
+                    WHEN s.deltas < 3 OR s.fulls < 1 THEN CASE s.requested_mode WHEN 'full' THEN 'auto' ELSE s.requested_mode END
+                    WHEN s.delta_ms <= s.full_ms THEN 'differential' ELSE 'full' END,
+               CASE WHEN s.mode = 'full' AND s.requested_mode <> 'full'
+                    THEN 'it cannot be maintained by deltas: ' || s.reason
+                    WHEN s.requested_mode = 'full' AND s.deltas = 0
+                    THEN 'no delta of it was measured; auto computes deltas, and recomputes where that takes less'
+                    WHEN s.deltas < 3 OR s.fulls < 1
+                    THEN format('%s deltas and %s full refreshes are too few to tell', s.deltas, s.fulls)
+                    ELSE format('a delta takes %s times as long as a full refresh',
+                                round((s.delta_ms / nullif(s.full_ms, 0))::numeric, 2)) END
+    ) AS advice (mode, reason)
+    ORDER BY s.stream_table;
+END
+$$;
+
+-- Writes down what a user asks for. Only what is the same for every version of the service is checked here; the rest the service
+-- checks. The schema "$user" is that of who asks.
+CREATE FUNCTION headwater.record_request(verb text, arguments jsonb, path text, zone text) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    asking text := coalesce(nullif(current_setting('role'), 'none'), session_user);
+    choice record;
+    recorded bigint;
+BEGIN
+    IF coalesce(btrim(arguments ->> 'name'), '') = '' THEN
+        RAISE EXCEPTION '% stream table: no name was given', verb
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give the name of a stream table: table or schema.table';
+    END IF;
+    IF verb = 'create' AND coalesce(btrim(arguments ->> 'query'), '') = '' THEN
+        RAISE EXCEPTION '% cannot be created: no query was given', arguments ->> 'name'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give one SELECT that could define a view';
+    END IF;
+    FOR choice IN
+        SELECT * FROM (VALUES ('refresh_mode', ARRAY['auto', 'differential', 'full']),
+                              ('engine', ARRAY['auto', 'postgres', 'spark']),
+                              ('tier', ARRAY['auto', 'hot', 'warm', 'cold', 'frozen'])) AS c (argument, known)
+    LOOP
+        IF lower(arguments ->> choice.argument) <> ALL (choice.known) THEN
+            RAISE EXCEPTION '%: there is no % %', arguments ->> 'name', choice.argument, quote_literal(arguments ->> choice.argument)
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'use ' || array_to_string(choice.known, ', ');
+        END IF;
+        IF arguments ->> choice.argument IS NOT NULL THEN
+            arguments := jsonb_set(arguments, ARRAY[choice.argument], to_jsonb(lower(arguments ->> choice.argument)));
+        END IF;
+    END LOOP;
+    INSERT INTO headwater.request (verb, arguments, requested_by, search_path, time_zone)
+    VALUES (record_request.verb, record_request.arguments, asking, replace(path, '"$user"', quote_ident(asking)), zone)
+    RETURNING id INTO recorded;
+    PERFORM pg_notify('headwater_requests', '');
+    RETURN recorded;
+END
+$$;
+
+-- The functions below run with the rights of their owner and under the search_path of who calls them, which they hand on. So they
+-- call nothing that is not named in full.
+CREATE FUNCTION headwater.request_create_stream_table(
+    name text, query text, schedule text DEFAULT NULL, refresh_mode text DEFAULT 'auto', engine text DEFAULT 'auto',
+    tier text DEFAULT 'auto', if_not_exists boolean DEFAULT false, or_replace boolean DEFAULT false, "cascade" boolean DEFAULT false
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    RETURN headwater.record_request(
+        'create'::pg_catalog.text,
+        pg_catalog.jsonb_build_object(
+            'name', name, 'query', query, 'schedule', schedule, 'refresh_mode', refresh_mode, 'engine', engine, 'tier', tier,
+            'if_not_exists', if_not_exists, 'or_replace', or_replace, 'cascade', "cascade"),
+        pg_catalog.current_setting('search_path'::pg_catalog.text), pg_catalog.current_setting('TimeZone'::pg_catalog.text));
+END
+$$;
+
+CREATE FUNCTION headwater.request_alter_stream_table(
+    name text, query text DEFAULT NULL, schedule text DEFAULT NULL, no_schedule boolean DEFAULT false,
+    refresh_mode text DEFAULT NULL, engine text DEFAULT NULL, tier text DEFAULT NULL, "cascade" boolean DEFAULT false
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    RETURN headwater.record_request(
+        'alter'::pg_catalog.text,
+        pg_catalog.jsonb_build_object(
+            'name', name, 'query', query, 'schedule', schedule, 'no_schedule', no_schedule, 'refresh_mode', refresh_mode,
+            'engine', engine, 'tier', tier, 'cascade', "cascade"),
+        pg_catalog.current_setting('search_path'::pg_catalog.text), pg_catalog.current_setting('TimeZone'::pg_catalog.text));
+END
+$$;
+
+CREATE FUNCTION headwater.request_drop_stream_table(
+    name text, "cascade" boolean DEFAULT false, if_exists boolean DEFAULT false
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    RETURN headwater.record_request(
+        'drop'::pg_catalog.text,
+        pg_catalog.jsonb_build_object('name', name, 'cascade', "cascade", 'if_exists', if_exists),
+        pg_catalog.current_setting('search_path'::pg_catalog.text), pg_catalog.current_setting('TimeZone'::pg_catalog.text));
+END
+$$;
+
+CREATE FUNCTION headwater.request_refresh_stream_table(
+    name text, "full" boolean DEFAULT false, engine text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    RETURN headwater.record_request(
+        'refresh'::pg_catalog.text,
+        pg_catalog.jsonb_build_object('name', name, 'full', "full", 'engine', engine),
+        pg_catalog.current_setting('search_path'::pg_catalog.text), pg_catalog.current_setting('TimeZone'::pg_catalog.text));
+END
+$$;
+
+CREATE FUNCTION headwater.request_suspend_stream_table(name text, reason text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    RETURN headwater.record_request(
+        'suspend'::pg_catalog.text,
+        pg_catalog.jsonb_build_object('name', name, 'reason', reason),
+        pg_catalog.current_setting('search_path'::pg_catalog.text), pg_catalog.current_setting('TimeZone'::pg_catalog.text));
+END
+$$;
+
+CREATE FUNCTION headwater.request_resume_stream_table(name text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    RETURN headwater.record_request(
+        'resume'::pg_catalog.text,
+        pg_catalog.jsonb_build_object('name', name),
+        pg_catalog.current_setting('search_path'::pg_catalog.text), pg_catalog.current_setting('TimeZone'::pg_catalog.text));
+END
+$$;
+
+CREATE VIEW headwater.requests AS
+SELECT r.id,
+       r.verb,
+       r.arguments ->> 'name' AS stream_table,
+       r.status,
+       r.arguments,
+       r.requested_by,
+       r.requested_at,
+       r.picked_at,
+       r.finished_at,
+       r.attempt,
+       r.result,
+       r.error,
+       r.detail,
+       r.hint,
+       r.sqlstate
+FROM headwater.request r;
+
+CREATE FUNCTION headwater.request_status(number bigint) RETURNS SETOF headwater.requests
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+SELECT * FROM headwater.requests r WHERE r.id = number
+$$;
+
+-- What the service says to a request: null while it has said nothing. Its error is raised as it is. Where nobody is there to
+-- answer, waits no longer than given: no scheduler ticks, and no session holds the lock of a request that it carries out.
+CREATE FUNCTION headwater.answer(number bigint, wait interval) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    asked headwater.request;
+BEGIN
+    SELECT * INTO asked FROM headwater.request r WHERE r.id = number;
+    IF asked.status = 'done' THEN
+        RETURN coalesce(asked.result ->> 'said', 'done');
+    ELSIF asked.status = 'failed' AND asked.detail IS NOT NULL AND asked.hint IS NOT NULL THEN
+        RAISE EXCEPTION USING MESSAGE = asked.error, ERRCODE = asked.sqlstate, DETAIL = asked.detail, HINT = asked.hint;
+    ELSIF asked.status = 'failed' AND asked.detail IS NOT NULL THEN
+        RAISE EXCEPTION USING MESSAGE = asked.error, ERRCODE = asked.sqlstate, DETAIL = asked.detail;
+    ELSIF asked.status = 'failed' AND asked.hint IS NOT NULL THEN
+        RAISE EXCEPTION USING MESSAGE = asked.error, ERRCODE = asked.sqlstate, HINT = asked.hint;
+    ELSIF asked.status = 'failed' THEN
+        RAISE EXCEPTION USING MESSAGE = asked.error, ERRCODE = asked.sqlstate;
+    ELSIF asked.id IS NULL THEN
+        RAISE EXCEPTION 'there is no request %', number USING ERRCODE = 'no_data_found';
+    ELSIF clock_timestamp() > asked.requested_at + wait AND headwater.scheduler_status() IN ('stopped', 'not installed')
+          AND NOT EXISTS (SELECT FROM pg_locks l
+                          WHERE l.locktype = 'advisory' AND l.classid = 1214610 AND l.objsubid = 2
+                            AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())) THEN
+        RAISE EXCEPTION 'no service of Headwater runs for database %: request % waits for one', current_database(), number
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('start it with headwater serve, which then carries the request out; SELECT * FROM'
+                                ' headwater.request_status(%s) shows what becomes of it', number);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- What the server says when something commits that must not, in its language.
+CREATE FUNCTION headwater.refusal_to_commit() RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+    COMMIT;
+    RETURN NULL;
+EXCEPTION WHEN invalid_transaction_termination THEN
+    RETURN SQLERRM;
+END
+$$;
+
+-- Commits a request and waits for its answer, in a transaction for each look, so that no snapshot is held meanwhile. Neither
+-- of the rights of an owner nor of a search_path of its own, for then it could not commit.
+--
+-- An error of COMMIT cannot be caught: where it could be, there is a subtransaction, and it fails always. It says one thing in
+-- a transaction block, as it does in any function, and another where it could commit but for the subtransaction. So it is tried,
+-- and what it says is compared with what it says in a function.
+CREATE PROCEDURE headwater.await_request(number bigint, verb text, wait interval)
+LANGUAGE plpgsql AS $$
+DECLARE
+    said pg_catalog.text;
+    pause pg_catalog.float8 := 0.01;
+BEGIN
+    BEGIN
+        COMMIT;
+    EXCEPTION WHEN invalid_transaction_termination THEN
+        said := SQLERRM;
+    END;
+    IF said OPERATOR(pg_catalog.=) headwater.refusal_to_commit() THEN
+        RAISE EXCEPTION 'headwater.%_stream_table cannot be called inside a transaction block', verb
+            USING ERRCODE = 'active_sql_transaction',
+                  DETAIL = 'It commits what it asks for, so that the service sees it, and waits for the answer.',
+                  HINT = pg_catalog.concat('call it by itself; or SELECT headwater.request_', verb, '_stream_table(…), which'
+                                           ' records the request for when you commit, and returns its number');
+    END IF;
+    COMMIT;
+    LOOP
+        said := headwater.answer(number, wait);
+        EXIT WHEN said IS NOT NULL;
+        COMMIT;
+        PERFORM pg_catalog.pg_sleep(pause);
+        pause := LEAST(0.1::pg_catalog.float8, pause OPERATOR(pg_catalog.*) 1.5::pg_catalog.float8);
+    END LOOP;
+    RAISE NOTICE '%', said;
+END
+$$;
+
+CREATE PROCEDURE headwater.create_stream_table(
+    name text, query text, schedule text DEFAULT NULL, refresh_mode text DEFAULT 'auto', engine text DEFAULT 'auto',
+    tier text DEFAULT 'auto', if_not_exists boolean DEFAULT false, or_replace boolean DEFAULT false, "cascade" boolean DEFAULT false,
+    wait interval DEFAULT '10s'
+) LANGUAGE plpgsql AS $$
+BEGIN
+    CALL headwater.await_request(
+        headwater.request_create_stream_table(name, query, schedule, refresh_mode, engine, tier, if_not_exists, or_replace, "cascade"),
+        'create'::pg_catalog.text, wait);
+END
+$$;
+
+CREATE PROCEDURE headwater.alter_stream_table(
+    name text, query text DEFAULT NULL, schedule text DEFAULT NULL, no_schedule boolean DEFAULT false,
+    refresh_mode text DEFAULT NULL, engine text DEFAULT NULL, tier text DEFAULT NULL, "cascade" boolean DEFAULT false,
+    wait interval DEFAULT '10s'
+) LANGUAGE plpgsql AS $$
+BEGIN
+    CALL headwater.await_request(
+        headwater.request_alter_stream_table(name, query, schedule, no_schedule, refresh_mode, engine, tier, "cascade"),
+        'alter'::pg_catalog.text, wait);
+END
+$$;
+
+CREATE PROCEDURE headwater.drop_stream_table(
+    name text, "cascade" boolean DEFAULT false, if_exists boolean DEFAULT false, wait interval DEFAULT '10s'
+) LANGUAGE plpgsql AS $$
+BEGIN
+    CALL headwater.await_request(
+        headwater.request_drop_stream_table(name, "cascade", if_exists), 'drop'::pg_catalog.text, wait);
+END
+$$;
+
+CREATE PROCEDURE headwater.refresh_stream_table(
+    name text, "full" boolean DEFAULT false, engine text DEFAULT NULL, wait interval DEFAULT '10s'
+) LANGUAGE plpgsql AS $$
+BEGIN
+    CALL headwater.await_request(
+        headwater.request_refresh_stream_table(name, "full", engine), 'refresh'::pg_catalog.text, wait);
+END
+$$;
+
+CREATE PROCEDURE headwater.suspend_stream_table(name text, reason text DEFAULT NULL, wait interval DEFAULT '10s')
+LANGUAGE plpgsql AS $$
+BEGIN
+    CALL headwater.await_request(
+        headwater.request_suspend_stream_table(name, reason), 'suspend'::pg_catalog.text, wait);
+END
+$$;
+
+CREATE PROCEDURE headwater.resume_stream_table(name text, wait interval DEFAULT '10s')
+LANGUAGE plpgsql AS $$
+BEGIN
+    CALL headwater.await_request(
+        headwater.request_resume_stream_table(name), 'resume'::pg_catalog.text, wait);
+END
+$$;
+
+-- Stores a setting, if it is one and takes the value; the value as it is stored.
+CREATE FUNCTION headwater.set_config(name text, value text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    bare text := regexp_replace(name, '^headwater\.', '');
+    given text := btrim(value);
+    number numeric;
+    rule headwater.known_setting;
+    wrong text;
+BEGIN
+    SELECT * INTO rule FROM headwater.known_setting k WHERE k.name = bare;
+    IF rule.name IS NULL THEN
+        RAISE EXCEPTION 'there is no setting %', quote_nullable(name)
+            USING ERRCODE = 'undefined_object',
+                  HINT = 'there are ' || (SELECT string_agg(k.name, ', ' ORDER BY k.name) FROM headwater.known_setting k);
+    ELSIF given IS NULL THEN
+        wrong := 'null is no value';
+    ELSIF rule.kind = 'choice' THEN
+        given := lower(given);
+        wrong := CASE WHEN given <> ALL (rule.choices)
+                      THEN quote_literal(given) || ' is not ' || array_to_string(rule.choices, ' or ') END;
+    ELSIF rule.kind = 'switch' THEN
+        wrong := CASE WHEN lower(given) NOT IN ('on', 'true', 'yes', '1', 'off', 'false', 'no', '0')
+                      THEN quote_literal(given) || ' is not on or off' END;
+        given := CASE WHEN lower(given) IN ('on', 'true', 'yes', '1') THEN 'on' ELSE 'off' END;
+    ELSIF rule.kind = 'duration' THEN
+        IF rule.zero_is_off AND given IN ('0', '0s') THEN
+            given := '0ms';
+        END IF;
+        number := extract(epoch FROM headwater.duration(given)) * 1000;
+        wrong := CASE WHEN number IS NULL THEN quote_literal(given) || ' is not a duration such as 500ms, 1s, 5m, 1h or 1d'
+                      WHEN number = 0 AND NOT rule.zero_is_off THEN quote_literal(given) || ' is not longer than zero'
+                      WHEN number > rule.maximum THEN quote_literal(given) || ' is too long' END;
+    ELSIF rule.kind = 'number' THEN
+        number := CASE WHEN given ~ '^[+-]?\d[\d_]{0,40}$' THEN replace(given, '_', '')::numeric END;
+        wrong := CASE WHEN number IS NULL THEN quote_literal(given) || ' is not a whole number'
+                      WHEN number < rule.minimum THEN given || ' is below ' || rule.minimum
+                      WHEN number > rule.maximum THEN given || ' is above ' || rule.maximum END;
+        given := coalesce(number::text, given);
+    ELSE
+        RAISE EXCEPTION 'setting % cannot be stored from SQL, which cannot check it', bare
+            USING ERRCODE = 'feature_not_supported', HINT = format('headwater set %s VALUE', bare);
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'setting %: %', bare, wrong USING ERRCODE = 'invalid_parameter_value', HINT = rule.description;
+    END IF;
+    INSERT INTO headwater.setting AS s (name, value, changed_by) VALUES (bare, given, session_user)
+    ON CONFLICT ON CONSTRAINT setting_pkey
+    DO UPDATE SET value = excluded.value, changed_at = clock_timestamp(), changed_by = excluded.changed_by;
+    RETURN given;
+END
+$$;
+
+-- Has the service begin no more refreshes, while capture goes on, until headwater.resume().
+CREATE FUNCTION headwater.drain() RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+SELECT headwater.set_config('drain', 'on')
+$$;
+
+CREATE FUNCTION headwater.resume() RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+SELECT headwater.set_config('drain', 'off')
+$$;
+
+-- What changes something is for those who are granted it, what shows something for those who monitor.
+REVOKE EXECUTE ON ROUTINE
+    headwater.scheduler_status, headwater.waiting_changes, headwater.lags, headwater.worker_pool_status,
+    headwater.parallel_job_status, headwater.deadlines, headwater.health_summary, headwater.change_buffer_sizes,
+    headwater.dependency_tree, headwater.find_stream_table, headwater.recommend_refresh_mode, headwater.recommendations,
+    headwater.record_request, headwater.request_create_stream_table, headwater.request_alter_stream_table,
+    headwater.request_drop_stream_table, headwater.request_refresh_stream_table, headwater.request_suspend_stream_table,
+    headwater.request_resume_stream_table, headwater.request_status, headwater.create_stream_table,
+    headwater.alter_stream_table, headwater.drop_stream_table, headwater.refresh_stream_table,
+    headwater.suspend_stream_table, headwater.resume_stream_table, headwater.set_config, headwater.drain, headwater.resume
+FROM PUBLIC;
+GRANT USAGE ON SCHEMA headwater TO pg_monitor;
+GRANT SELECT ON
+    headwater.stream_tables, headwater.refresh_history, headwater.running_jobs, headwater.consumers, headwater.requests,
+    headwater.pg_stat_headwater
+TO pg_monitor;
+GRANT EXECUTE ON ROUTINE
+    headwater.lags, headwater.worker_pool_status, headwater.parallel_job_status, headwater.health_summary,
+    headwater.change_buffer_sizes, headwater.dependency_tree, headwater.recommend_refresh_mode, headwater.request_status
+TO pg_monitor;
