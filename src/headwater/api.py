@@ -19,8 +19,8 @@ from headwater.catalog import EngineName, Mode, StreamTable, TierChoice
 from headwater.config import Setting, Settings
 from headwater.db import install, privileges
 from headwater.db.connection import Connection, bound, transaction, translated
-from headwater.db.connection import connect as open_connection
 from headwater.db.privileges import Check
+from headwater.db.route import Route
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
 from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound, Suspended
@@ -68,12 +68,18 @@ class Headwater:
         dsn: str,
         overrides: Mapping[str, str] | None = None,
         progress: Callable[[str], None] | None = None,
+        *,
+        direct_dsn: str | None = None,
     ) -> None:
-        """`progress` is told what takes a while, such as the start of Spark."""
-        self._connection = open_connection(dsn)
+        """`progress` is told what takes a while, such as the start of Spark.
+
+        `direct_dsn` goes past a pooler, for what needs a session.
+        """
         self._overrides = dict(overrides or {})
+        self._route = Route.given(dsn, direct_dsn, self._overrides, os.environ)
+        self._connection = self._route.connect()
         self._reader = DefinitionReader(self._connection)
-        self._dispatch = Dispatch(dsn, progress)
+        self._dispatch = Dispatch(self._route, progress)
         self._applied: Settings | None = None
         self._swept: float | None = None
         self._overlook = Overlook(self._connection)
@@ -127,7 +133,7 @@ class Headwater:
         install.require_primary(self._connection)
         settings = self._applied_settings(state)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
-        lifecycle = Lifecycle(self._connection, settings, self._reader, refresher)
+        lifecycle = Lifecycle(self._connection, settings, self._reader, refresher, self._route)
         repair = Repair(self._connection, settings.lock_attempts, refresher, lifecycle)
         return repair.run(restored=state.restored)
 
@@ -140,8 +146,9 @@ class Headwater:
     def uninstall(self, *, cascade: bool = False) -> builtins.list[str]:
         """Removes everything of Headwater from the database; what that was."""
         settings = config.resolve(*self._given())[0]
-        bound(self._connection, settings)
-        return uninstall.uninstall(self._connection, settings.lock_attempts, cascade=cascade)
+        with self._route.session_of(self._connection, "uninstall") as session:
+            bound(session, settings)
+            return uninstall.uninstall(session, settings.lock_attempts, cascade=cascade)
 
     @_verb
     def settings(self) -> builtins.list[Setting]:
@@ -154,6 +161,7 @@ class Headwater:
         install.require_current(self._connection)
         install.require_primary(self._connection)
         stored = config.written(config.checked(name, value))
+        config.check_storable(name)
         self._connection.execute(
             "INSERT INTO headwater.setting (name, value) VALUES (%s, %s)"
             " ON CONFLICT (name) DO UPDATE SET value = excluded.value, changed_at = clock_timestamp(),"
@@ -376,7 +384,7 @@ class Headwater:
     def _lifecycle(self) -> Lifecycle:
         settings = self._settings(writing=True)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
-        return Lifecycle(self._connection, settings, self._reader, refresher)
+        return Lifecycle(self._connection, settings, self._reader, refresher, self._route)
 
 
 def _require_resumed(stream_table: StreamTable, suspended: builtins.list[StreamTable]) -> None:
@@ -390,9 +398,16 @@ def _require_resumed(stream_table: StreamTable, suspended: builtins.list[StreamT
         )
 
 
-def connect(dsn: str | None = None, **settings: str) -> Headwater:
-    """Connects to a database; without a DSN, to the one in the environment variable HEADWATER_DSN."""
+def connect(dsn: str | None = None, *, direct_dsn: str | None = None, **settings: str) -> Headwater:
+    """Connects to a database; without a DSN, to the one in the environment variable HEADWATER_DSN.
+
+    `direct_dsn`, or HEADWATER_DIRECT_DSN, goes past a pooler, for what needs a session.
+    """
     chosen = dsn or os.environ.get("HEADWATER_DSN")
     if not chosen:
         raise ConnectionFailed("no database was given", hint="pass a DSN, or set HEADWATER_DSN")
-    return Headwater(chosen, {name: str(value) for name, value in settings.items()})
+    return Headwater(
+        chosen,
+        {name: str(value) for name, value in settings.items()},
+        direct_dsn=direct_dsn or os.environ.get("HEADWATER_DIRECT_DSN"),
+    )

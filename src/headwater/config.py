@@ -12,10 +12,13 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, get_args
 
 from headwater.clock import parse_duration
 from headwater.errors import InvalidSetting
+
+PoolerMode = Literal["auto", "none", "transaction"]
+"""Whether a pooler may give each transaction another session: found out, no, or yes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class Settings:
     max_workers: int = 8
     merge_work_mem_mb: int = 0
     delta_work_mem_cap_mb: int = 0
-    connection_pooler_mode: str = "none"
+    connection_pooler_mode: PoolerMode = "auto"
     drain: bool = False
 
 
@@ -134,6 +137,7 @@ class _Rule:
     switch: bool = False
     choices: tuple[str, ...] = ()
     text: Callable[[str], str] | None = None  # what a text must pass; it says why not by ValueError
+    stored: bool = True  # False for what must be known before the database can be asked
 
 
 def _master(text: str) -> str:
@@ -248,8 +252,9 @@ RULES: dict[str, _Rule] = {
         maximum=MOST_WORK_MEM_MB,
     ),
     "connection_pooler_mode": _Rule(
-        "what is between here and the server: none, or a pooler that gives connections per transaction",
-        choices=("none", "transaction"),
+        "whether a pooler shares sessions: transaction for yes, none for no, auto finds out; not stored",
+        choices=get_args(PoolerMode),
+        stored=False,
     ),
     "drain": _Rule("whether the service begins no new refresh; capture goes on", switch=True),
 }
@@ -264,6 +269,27 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """
     variables = {name: f"HEADWATER_{name.upper()}" for name in RULES}
     return {name: environment[variable] for name, variable in variables.items() if variable in environment}
+
+
+def pooler_mode(overrides: Mapping[str, str], environment: Mapping[str, str]) -> PoolerMode:
+    """Whether a pooler shares sessions: must be known before a database can be asked for its settings.
+
+    >>> pooler_mode({}, {"HEADWATER_CONNECTION_POOLER_MODE": "transaction"})
+    'transaction'
+    """
+    layers = (("flag", overrides), ("environment", from_environment(environment)))
+    found: PoolerMode = _strongest("connection_pooler_mode", layers)[0]
+    return found
+
+
+def check_storable(name: str) -> None:
+    """Raises if a setting is of no use in the database, for it is needed to get there."""
+    bare = name.removeprefix(PREFIX)
+    if not RULES[bare].stored:
+        raise InvalidSetting(
+            f"setting {bare} cannot be stored: it must be known before the database can be asked",
+            hint=f"set the environment variable HEADWATER_{bare.upper()}, or pass it to headwater.connect",
+        )
 
 
 def described() -> list[dict[str, Any]]:
@@ -283,6 +309,8 @@ def described() -> list[dict[str, Any]]:
 
 
 def _kind(rule: _Rule) -> str:
+    if not rule.stored:
+        return "text"  # for which SQL refers to `headwater set`, which says why not
     if rule.duration:
         return "duration"
     if rule.choices:

@@ -30,6 +30,10 @@ class ConnectionFailed(HeadwaterError):
     """The database cannot be reached, or the connection broke."""
 
 
+class SessionNeeded(HeadwaterError):
+    """What is asked outlasts a transaction, and the connection goes through a pooler that shares sessions."""
+
+
 class NotInstalled(HeadwaterError):
     """The database has no catalog of Headwater."""
 

@@ -124,8 +124,11 @@ class Job:
         engine: str = "spark",
         phase: str = "starting",
     ) -> Job:
-        """Starts a job; `coordinator` is the backend of the refresh's transaction."""
-        life = connect(dsn)
+        """Starts a job; `coordinator` is the backend of the refresh's transaction.
+
+        The DSN must lead to sessions of one's own, past any pooler.
+        """
+        life = connect(dsn, "none")
         try:
             life.execute(
                 "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', '0', false),"
@@ -161,7 +164,7 @@ class Job:
     def connection(self) -> Connection:
         """A connection beside the refresh's own, in autocommit: what it does others see at once."""
         if self._connection is None:
-            self._connection = connect(self._dsn)
+            self._connection = connect(self._dsn, "none")
         return self._connection
 
     @property
@@ -296,7 +299,7 @@ class Job:
                 self._cancelled = self._cancelled or bool(row[1])
             except psycopg.Error:
                 self._life.close()
-                with suppress(psycopg.Error, HeadwaterError), connect(self._dsn) as another:
+                with suppress(psycopg.Error, HeadwaterError), connect(self._dsn, "none") as another:
                     sweep(another)
             finally:
                 self._life.close()

@@ -42,6 +42,7 @@ from headwater.db.connection import (
     translated,
 )
 from headwater.db.queries import query
+from headwater.db.route import Route
 from headwater.db.work import Scratch, prefix_of, statement
 from headwater.definition import (
     DEFINITIONS,
@@ -120,12 +121,18 @@ class Lifecycle:
     """Changes to which stream tables there are."""
 
     def __init__(
-        self, connection: Connection, settings: Settings, reader: DefinitionReader, refresher: Refresher
+        self,
+        connection: Connection,
+        settings: Settings,
+        reader: DefinitionReader,
+        refresher: Refresher,
+        route: Route,
     ) -> None:
         self._connection = connection
         self._settings = settings
         self._reader = reader
         self._refresher = refresher
+        self._route = route
 
     # create and replace
 
@@ -182,9 +189,16 @@ class Lifecycle:
                 f"{place.what}: the query has a character that PostgreSQL cannot store", hint="leave it out"
             )
         self.clear_dead_creation(place.schema, place.table)
+        with self._route.session_of(self._connection, place.what) as session:
+            return self._build_in(session, place, text, options, cascade=cascade)
+
+    def _build_in(
+        self, session: Connection, place: Place, text: str, options: Options, *, cascade: bool
+    ) -> StreamTable:
+        """In two transactions, between which the session says by a lock that their creator lives."""
         try:
             candidate = retried(
-                lambda: self._prepare(place, text, options, cascade=cascade),
+                lambda: self._prepare(session, place, text, options, cascade=cascade),
                 what=place.what,
                 attempts=self._settings.lock_attempts,
             )
@@ -197,7 +211,7 @@ class Lifecycle:
                 attempts=self._settings.lock_attempts,
             )
         except (Exception, KeyboardInterrupt) as error:
-            left = self._clear_away(candidate, f"{place.schema}.{place.table}")
+            left = self._clear_away(session, candidate, f"{place.schema}.{place.table}")
             if isinstance(error, psycopg.Error):
                 kept = "" if left else ", nothing was kept"
                 kept = kept if place.replaced is None else ", it stays as it was"
@@ -207,13 +221,15 @@ class Lifecycle:
                 raise failure from error
             self._record_failure(place, error, error)
             raise
-        self._unlock_creator(candidate)
+        _unlock_creator(session, candidate)
         if place.replaced is None:
             return catalog.stream_table(self._connection, candidate)
         self._tidy(place.replaced.id)
         return catalog.stream_table(self._connection, place.replaced.id)
 
-    def _prepare(self, place: Place, text: str, options: Options, *, cascade: bool = False) -> int:
+    def _prepare(
+        self, session: Connection, place: Place, text: str, options: Options, *, cascade: bool = False
+    ) -> int:
         """The first transaction; returns the id with the creator's session lock held."""
         connection, replaced = self._connection, place.replaced
         candidate: int | None = None
@@ -240,7 +256,7 @@ class Lifecycle:
                         "tier": options.tier,
                     },
                 )[0]
-                connection.execute("SELECT pg_advisory_lock(%s, %s)", (CREATOR_LOCK, candidate))
+                session.execute("SELECT pg_advisory_lock(%s, %s)", (CREATOR_LOCK, candidate))
                 view = self._create_definition(candidate, text, place)
                 definition = self._reader.read(view)
                 self._check_definition(place.what, definition)
@@ -259,8 +275,8 @@ class Lifecycle:
                 # Protects the change rows after this moment until the load has its own snapshot.
                 connection.execute(query("catalog", "set_frontier"), {"id": candidate})
         except BaseException:
-            if candidate is not None and not connection.closed:
-                self._unlock_creator(candidate)
+            if candidate is not None and not session.closed:
+                _unlock_creator(session, candidate)
             raise
         return candidate
 
@@ -544,7 +560,7 @@ class Lifecycle:
             ),
         )
 
-    def _clear_away(self, stream_table_id: int, label: str) -> str:
+    def _clear_away(self, session: Connection, stream_table_id: int, label: str) -> str:
         """Removes what the first transaction made; the hint if that fails, which must not hide the cause."""
         if self._connection.closed:
             return ""
@@ -554,8 +570,8 @@ class Lifecycle:
         except (psycopg.Error, HeadwaterError):
             return f"what was prepared could not be removed yet: headwater drop {label} does it"
         finally:
-            if not self._connection.closed:
-                self._unlock_creator(stream_table_id)
+            if not session.closed:
+                _unlock_creator(session, stream_table_id)
         return ""
 
     def clear_dead_creation(self, schema: str, table: str) -> None:
@@ -563,30 +579,22 @@ class Lifecycle:
         found = self._initializing(schema, table)
         if found is None:
             return
-        if not one(self._connection, "SELECT pg_try_advisory_lock(%s, %s)", (CREATOR_LOCK, found))[0]:
+        if not retried(
+            lambda: self._remove_dead(found),
+            what=f"drop of stream table {found}",
+            attempts=self._settings.lock_attempts,
+        ):
             raise _being_created(schema, table)
-        try:
-            if self._initializing(schema, table) == found:  # its creator may just have finished
-                self._remove(found, cascade=False)
-        finally:
-            self._unlock_creator(found)
 
     def sweep(self) -> None:
         """Removes what dead creators left, of any name. Outside a transaction; never waits for long."""
         connection = self._connection
         for (found,) in connection.execute(query("catalog", "initializing"), {"id": None}).fetchall():
-            if not one(connection, "SELECT pg_try_advisory_lock(%s, %s)", (CREATOR_LOCK, found))[0]:
-                continue
             try:
-                # Its creator may just have finished, or somebody else have cleared it away.
-                if connection.execute(query("catalog", "initializing"), {"id": found}).fetchone() is not None:
-                    self._remove_once(found, cascade=False, lock_timeout=SWEEPING_LOCK_TIMEOUT)
+                self._remove_dead(found, lock_timeout=SWEEPING_LOCK_TIMEOUT)
             except (psycopg.Error, HeadwaterError):
                 if connection.closed:
                     raise
-            finally:
-                if not connection.closed:
-                    self._unlock_creator(found)
 
     def _initializing(self, schema: str, table: str) -> int | None:
         """The stream table of this name that is not loaded yet."""
@@ -596,9 +604,6 @@ class Lifecycle:
             (schema, table),
         ).fetchone()
         return None if row is None else int(row[0])
-
-    def _unlock_creator(self, stream_table_id: int) -> None:
-        self._connection.execute("SELECT pg_advisory_unlock(%s, %s)", (CREATOR_LOCK, stream_table_id))
 
     # repair
 
@@ -755,41 +760,55 @@ class Lifecycle:
             attempts=self._settings.lock_attempts,
         )
 
-    def _remove_once(
-        self, stream_table_id: int, *, cascade: bool, lock_timeout: str | None = None
-    ) -> list[str]:
-        connection, dropped = self._connection, []
+    def _remove_once(self, stream_table_id: int, *, cascade: bool) -> list[str]:
+        with transaction(self._connection):
+            return self._remove_here(stream_table_id, cascade=cascade)
+
+    def _remove_dead(self, stream_table_id: int, lock_timeout: str | None = None) -> bool:
+        """Removes what a creator left; False if it lives. One that has just finished is left alone."""
+        connection = self._connection
         with transaction(connection):
             if lock_timeout is not None:
                 connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
+            lock = (CREATOR_LOCK, stream_table_id)
+            if not one(connection, "SELECT pg_try_advisory_xact_lock(%s, %s)", lock)[0]:
+                return False
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
-            install.hold_version(connection)
-            members = catalog.with_dependents(connection, stream_table_id)
-            readers = [
-                catalog.stream_table(connection, member) for member in members if member != stream_table_id
-            ]
-            if readers and not cascade:
-                label = catalog.stream_table(connection, stream_table_id).label
-                raise DependentsExist(
-                    f"drop {label}: other stream tables read it",
-                    detail=", ".join(reader.label for reader in readers),
-                    hint="drop them first, or use --cascade to drop them with it",
-                )
-            followers = consumers.names(connection, members)
-            if followers and not cascade:
-                label = catalog.stream_table(connection, stream_table_id).label
-                raise DependentsExist(
-                    f"drop {label}: streaming queries follow its changes",
-                    detail=", ".join(f"consumer {name}" for name in followers),
-                    hint="headwater.spark.drop_consumer(dsn, name) ends one, --cascade drops all with it",
-                )
-            sources = {
-                source.relation for member in members for source in catalog.sources_of(connection, member)
-            }
-            share_patience(connection, sources, more=2 * len(members))  # each has a view and storage
-            for member in reversed(members):
-                dropped.append(self._remove_one(member, cascade=cascade))
-            release_superfluous(connection)
+            # A creator whose session broke, and only that, may be about to finish nevertheless.
+            connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table_id})
+            if connection.execute(query("catalog", "initializing"), {"id": stream_table_id}).fetchone():
+                self._remove_here(stream_table_id, cascade=False)
+        return True
+
+    def _remove_here(self, stream_table_id: int, *, cascade: bool) -> list[str]:
+        """Inside the caller's transaction."""
+        connection, dropped = self._connection, []
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
+        install.hold_version(connection)
+        members = catalog.with_dependents(connection, stream_table_id)
+        readers = [
+            catalog.stream_table(connection, member) for member in members if member != stream_table_id
+        ]
+        if readers and not cascade:
+            label = catalog.stream_table(connection, stream_table_id).label
+            raise DependentsExist(
+                f"drop {label}: other stream tables read it",
+                detail=", ".join(reader.label for reader in readers),
+                hint="drop them first, or use --cascade to drop them with it",
+            )
+        followers = consumers.names(connection, members)
+        if followers and not cascade:
+            label = catalog.stream_table(connection, stream_table_id).label
+            raise DependentsExist(
+                f"drop {label}: streaming queries follow its changes",
+                detail=", ".join(f"consumer {name}" for name in followers),
+                hint="headwater.spark.drop_consumer(dsn, name) ends one, --cascade drops all with it",
+            )
+        sources = {source.relation for member in members for source in catalog.sources_of(connection, member)}
+        share_patience(connection, sources, more=2 * len(members))  # each has a view and storage
+        for member in reversed(members):
+            dropped.append(self._remove_one(member, cascade=cascade))
+        release_superfluous(connection)
         return [*dropped, *(f"consumer {name}" for name in followers)]
 
     def _remove_one(self, stream_table_id: int, *, cascade: bool) -> str:
@@ -846,6 +865,10 @@ def _checked_options(label: str, options: Options, time_zone: str) -> Options:
         return replace(options, schedule=normalized(options.schedule, time_zone))
     except InvalidSetting as error:
         raise InvalidSetting(f"{label}: {error.message}", hint=error.hint) from error
+
+
+def _unlock_creator(session: Connection, stream_table_id: int) -> None:
+    session.execute("SELECT pg_advisory_unlock(%s, %s)", (CREATOR_LOCK, stream_table_id))
 
 
 def _being_created(schema: str, table: str) -> AlreadyExists:

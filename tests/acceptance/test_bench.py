@@ -126,3 +126,47 @@ def test_transfers(tmp_path: Path, direction: str) -> None:
         assert (item["against_copy"] == 1) == (item["way"] == "bare COPY")
     assert bool(found["notes"]) == (not with_jdbc)
     assert "<svg" in picture.read_text()
+
+
+def test_the_service(tmp_path: Path) -> None:
+    picture = tmp_path / "service.png"
+    found = bench("service", "--short", "--plot", str(picture))
+    assert found["figure"] == "service"
+    scale, latency, workers = found["scale"], found["latency"], found["workers"]
+    assert [(item["stream_tables"], item["changed"]) for item in scale["rounds"]] == [
+        (5, 0), (5, 1), (10, 0), (10, 2),
+    ]  # fmt: skip
+    # The first five were made for the workers.
+    assert [(item["stream_tables"], item["created"]) for item in scale["creations"]] == [(5, 0), (10, 5)]
+    assert (scale["equal"], scale["different"]) == (10, 0)
+    assert {item["graph"]: item["transactions"] for item in latency["graphs"]} == {
+        "chain of 2": 1,
+        "chain of 2, each link by itself": 2,
+        "2 layers of 2": 4,
+        "diamond": 1,
+    }
+    assert [(item["way"], item["samples"]) for item in latency["visible"]] == [
+        ("the service", 3),
+        ("by hand", 3),
+    ]
+    assert all(0 < item["p50_ms"] <= item["p99_ms"] for item in latency["visible"])
+    assert latency["equal"]
+    assert [(run["kind"], run["workers"]) for run in workers["runs"]] == [("in-process", 2), ("external", 2)]
+    for run in workers["runs"]:
+        assert [second["second"] for second in run["seconds"]] == list(range(len(run["seconds"])))
+        assert any(second["utilisation"] > 0 for second in run["seconds"])
+        assert all(0 <= second["utilisation"] <= 1 for second in run["seconds"])
+    assert (workers["equal"], workers["different"]) == (5, 0)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_sizes_that_cannot_be_read() -> None:
+    for wrong in ("many", "5,0"):
+        done = subprocess.run(
+            [sys.executable, "-m", "headwater", "bench", "service", "--workers", wrong],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert wrong in done.stderr

@@ -11,6 +11,7 @@ import headwater
 from headwater import catalog
 from headwater.config import Settings
 from headwater.db.connection import Connection, connect, one
+from headwater.db.route import Route
 from headwater.db.work import Scratch, statement
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
@@ -76,7 +77,9 @@ def rows_read_by_refresh(dsn: str, name: str) -> float:
 
     connection = connect(dsn)
     try:
-        refresher = Refresher(connection, Settings(), DefinitionReader(connection), Dispatch(dsn), counting)
+        refresher = Refresher(
+            connection, Settings(), DefinitionReader(connection), Dispatch(Route(dsn)), counting
+        )
         outcome = refresher.refresh(catalog.find(connection, name), Request())[-1]
         assert outcome.action == "delta"
         assert outcome.applied.inserted + outcome.applied.updated + outcome.applied.deleted > 0

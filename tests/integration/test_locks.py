@@ -27,6 +27,7 @@ import headwater
 from headwater import Headwater, catalog
 from headwater.config import Settings
 from headwater.db.connection import bound, connect
+from headwater.db.route import Route
 from headwater.db.work import Scratch
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
@@ -130,7 +131,7 @@ def paused_refresh(dsn: str, name: str, *, full: bool = False) -> Iterator[None]
     with connect(dsn) as connection:
         bound(connection, Settings())
         refresher = Refresher(
-            connection, Settings(), DefinitionReader(connection), Dispatch(dsn), pause.scratch
+            connection, Settings(), DefinitionReader(connection), Dispatch(Route(dsn)), pause.scratch
         )
         found = catalog.find(connection, name)
         with in_background(lambda: refresher.refresh(found, Request(full=full))) as running:

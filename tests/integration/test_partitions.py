@@ -20,6 +20,7 @@ from tests.statements import watched
 from headwater import Headwater, catalog
 from headwater.config import Settings
 from headwater.db.connection import connect
+from headwater.db.route import Route
 from headwater.db.work import Scratch, statement
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
@@ -174,7 +175,7 @@ def test_a_partition_that_is_attached_while_a_refresh_runs(hw: Headwater, dsn: s
     connection = connect(dsn)
     try:
         reader = DefinitionReader(connection)
-        refresher = Refresher(connection, Settings(), reader, Dispatch(dsn), Attaching)
+        refresher = Refresher(connection, Settings(), reader, Dispatch(Route(dsn)), Attaching)
         outcome = refresher.refresh(catalog.find(connection, "rows"), Request())[-1]
     finally:
         connection.close()

@@ -329,7 +329,7 @@ def test_a_dead_replacement_goes_with_its_stream_table(hw: Headwater, dsn: str, 
     hw.create("st", "SELECT id FROM items")
     with headwater.connect(dsn) as dying:
         place = Place("headwater_data", "st_1", find(hw.connection, "st"))
-        dying._lifecycle()._prepare(place, "SELECT id, kind FROM items", Options())
+        dying._lifecycle()._prepare(dying.connection, place, "SELECT id, kind FROM items", Options())
         with pytest.raises(AlreadyExists):
             hw.alter("st", query="SELECT kind FROM items")
     hw.drop("st")

@@ -293,7 +293,7 @@ def test_what_the_dump_lacks_does_not_hold_up_the_rest(
     """Also it was taken in the middle of a creation."""
     with headwater.connect(origin.dsn("shop")) as hw:
         query = qualified(QUERIES["sold"])
-        half = hw._lifecycle()._prepare(Place("public", "half"), query, Options())
+        half = hw._lifecycle()._prepare(hw.connection, Place("public", "half"), query, Options())
         options = ("--format=custom", "--exclude-table=public.labels")
         dump(origin.installation, origin.dsn("shop"), tmp_path / "shop.dump", *options)
         hw._lifecycle()._remove(half, cascade=False)

@@ -21,6 +21,7 @@ import headwater
 from headwater import Headwater, Outcome, catalog
 from headwater.config import Settings
 from headwater.db.connection import connect
+from headwater.db.route import Route
 from headwater.db.work import Scratch, statement
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
@@ -200,7 +201,9 @@ def refreshed_while(dsn: str, name: str, act: Callable[[Connection], None]) -> O
             return rows
 
     with connect(dsn) as connection:
-        refresher = Refresher(connection, Settings(), DefinitionReader(connection), Dispatch(dsn), Acting)
+        refresher = Refresher(
+            connection, Settings(), DefinitionReader(connection), Dispatch(Route(dsn)), Acting
+        )
         outcome = refresher.refresh(catalog.find(connection, name), Request())[-1]
     assert acted
     return outcome

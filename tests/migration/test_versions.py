@@ -29,6 +29,7 @@ from headwater.config import Settings
 from headwater.db import install
 from headwater.db.connection import connect
 from headwater.db.install import Migration, latest_version, migrations
+from headwater.db.route import Route
 from headwater.db.work import Scratch
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
@@ -142,7 +143,7 @@ def test_a_migration_waits_for_a_refresh_and_later_ones_see_it(dsn: str) -> None
                     wait_until_blocked(hw.connection, migrating.info.backend_pid, future)
                 return super().fill(table, select)
 
-        refresher = Refresher(worker, Settings(), DefinitionReader(worker), Dispatch(dsn), Meeting)
+        refresher = Refresher(worker, Settings(), DefinitionReader(worker), Dispatch(Route(dsn)), Meeting)
         st = catalog.find(worker, "public.st")
         with ThreadPoolExecutor(max_workers=1) as pool:
             assert refresher.refresh(st, Request())[-1].action == "delta"
@@ -160,8 +161,8 @@ def test_a_refresh_waits_for_a_migration_that_runs(dsn: str) -> None:
         hw.connection.execute("CREATE TABLE public.items (id int)")
         hw.create("public.st", "SELECT id FROM public.items")
         hw.connection.execute("INSERT INTO public.items VALUES (1)")
-        refresher = Refresher(worker, Settings(), DefinitionReader(worker), Dispatch(dsn))
-        lifecycle = Lifecycle(worker, Settings(), DefinitionReader(worker), refresher)
+        refresher = Refresher(worker, Settings(), DefinitionReader(worker), Dispatch(Route(dsn)))
+        lifecycle = Lifecycle(worker, Settings(), DefinitionReader(worker), refresher, Route(dsn))
         st = catalog.find(worker, "public.st")
         migrating.execute("LOCK TABLE headwater.migration IN ACCESS EXCLUSIVE MODE")
         migrating.execute("INSERT INTO headwater.migration VALUES (%s, 'next')", (NEXT.version,))

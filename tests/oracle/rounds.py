@@ -161,7 +161,9 @@ def result(conn: psycopg.Connection, query: Query) -> Result:
     try:
         with conn.transaction():
             conn.execute("SET LOCAL statement_timeout = '1s'")
-            return Result(*conn.execute(text).fetchall()[0])
+            found = Result(*conn.execute(text).fetchall()[0])
+            conn.execute("SET LOCAL statement_timeout = 0")  # or the end of the subtransaction could meet it
+            return found
     except psycopg.errors.QueryCanceled:
         return Result(math.inf, 0)
     except psycopg.Error as error:

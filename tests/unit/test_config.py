@@ -96,7 +96,7 @@ def test_an_unknown_setting_is_named_with_its_origin(layer: str) -> None:
         (
             "connection_pooler_mode",
             "session",
-            "setting connection_pooler_mode: 'session' is not none or transaction",
+            "setting connection_pooler_mode: 'session' is not auto or none or transaction",
         ),
         (
             "profile",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.bench.capture import CaptureCosts
 from headwater.bench.delta import DeltaCost
+from headwater.bench.service import ServiceCosts
 from headwater.bench.tpch import QueryCost
 from headwater.bench.transfer import Transfer
 from headwater.errors import HeadwaterError
@@ -24,8 +25,8 @@ WAYS = ("#888888", "#e25a1c", "#336791", "#a8c4de")
 TITLES = {"postgres": "in PostgreSQL", "spark": "on Spark"}
 
 
-def figure(columns: int, title: str, width: float = 4.6) -> tuple[Figure, Any]:
-    """An empty picture with panels side by side."""
+def figure(columns: int, title: str, width: float = 4.6, rows: int = 1) -> tuple[Figure, Any]:
+    """An empty picture with panels side by side, row by row."""
     try:
         import matplotlib
     except ImportError:
@@ -35,9 +36,9 @@ def figure(columns: int, title: str, width: float = 4.6) -> tuple[Figure, Any]:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    made, panels = pyplot.subplots(1, columns, figsize=(width * columns, 4.2), squeeze=False)
+    made, panels = pyplot.subplots(rows, columns, figsize=(width * columns, 4.2 * rows), squeeze=False)
     made.suptitle(title)
-    return made, panels[0]
+    return made, panels.flatten()
 
 
 def save(made: Figure, path: Path) -> None:
@@ -161,3 +162,79 @@ def tpch(found: Sequence[QueryCost], scale: float, path: Path) -> None:
     panel.grid(axis="y", alpha=0.3)
     panel.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     save(made, path)
+
+
+def service(found: ServiceCosts, path: Path) -> None:
+    """A panel for each part that was measured; two for workers, each second of them."""
+    wanted = [
+        *([_draw_scale] if found.scale else []),
+        *([_draw_graphs] if found.latency and found.latency.graphs else []),
+        *([_draw_visible] if found.latency and found.latency.visible else []),
+        *([_draw_queue, _draw_utilisation] if found.workers else []),
+    ]
+    columns = min(3, len(wanted))
+    made, panels = figure(columns, "the service", width=5.2, rows=-(-len(wanted) // columns))
+    for panel, draw in zip(panels, wanted, strict=False):
+        draw(found, panel)
+    for panel in panels[len(wanted) :]:
+        panel.axis("off")
+    save(made, path)
+
+
+def _draw_scale(found: ServiceCosts, panel: Any) -> None:
+    rounds = [item for item in (found.scale.rounds if found.scale else ()) if item.changed]
+    for number, size in enumerate(sorted({item.stream_tables for item in rounds})):
+        points = [item for item in rounds if item.stream_tables == size]
+        colour = CHANGES[number % len(CHANGES)]
+        changed = [item.changed for item in points]
+        panel.plot(changed, [item.loop_ms for item in points], "o-", color=colour, label=f"{size:,}")
+    panel.set(xscale="log", yscale="log", xlabel="stream tables whose source changed", ylabel="CPU ms")
+    panel.set_title("the scheduler's CPU time until all are refreshed,\nby the number of stream tables")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize="small")
+
+
+def _draw_graphs(found: ServiceCosts, panel: Any) -> None:
+    items = found.latency.graphs if found.latency else []
+    panel.barh(range(len(items)), [item.against_bare for item in items], color=COLOURS["postgres"])
+    panel.set_yticks(range(len(items)), [item.graph for item in items], fontsize="small")
+    panel.invert_yaxis()
+    panel.set(xlabel="times one refresh", title="from a commit to the leaf")
+    panel.grid(axis="x", alpha=0.3)
+
+
+def _draw_visible(found: ServiceCosts, panel: Any) -> None:
+    items = found.latency.visible if found.latency else []
+    for number, (name, colour) in enumerate((("p50", CHANGES[2]), ("p99", CHANGES[0]))):
+        places = [place + 0.4 * (number - 0.5) for place in range(len(items))]
+        heights = [getattr(item, f"{name}_ms") for item in items]
+        bars = panel.bar(places, heights, 0.4, color=colour, label=name)
+        panel.bar_label(bars, fmt="%.0f", fontsize="small")
+    panel.set_xticks(range(len(items)), [item.way for item in items])
+    panel.set(ylabel="ms", title="from commit to visible")
+    panel.legend(fontsize="small")
+
+
+def _draw_queue(found: ServiceCosts, panel: Any) -> None:
+    _draw_seconds(found, panel, "queued", 1)
+    panel.set(xlabel="second", ylabel="refreshes that wait", title="queue")
+    panel.legend(fontsize="small")
+
+
+def _draw_utilisation(found: ServiceCosts, panel: Any) -> None:
+    _draw_seconds(found, panel, "utilisation", 100)
+    panel.set(xlabel="second", ylabel="% of the workers' time", title="utilisation")
+
+
+def _draw_seconds(found: ServiceCosts, panel: Any, name: str, factor: int) -> None:
+    runs = found.workers.runs if found.workers else []
+    sizes = sorted({run.workers for run in runs})
+    for run in runs:
+        panel.plot(
+            [second.second + 1 for second in run.seconds],
+            [factor * getattr(second, name) for second in run.seconds],
+            "-" if run.kind == "in-process" else ":",
+            color=CHANGES[sizes.index(run.workers) % len(CHANGES)],
+            label=f"{run.workers} {run.kind}",
+        )
+    panel.grid(alpha=0.3)

@@ -29,6 +29,9 @@ BEGIN
 $$"""
 NOTIFYING = f"    PERFORM pg_catalog.pg_notify('{CHANNEL}', '');"
 """Equal notifications of one transaction are one."""
+LOOKED_INTO = 100
+"""Change tables in one statement, which locks each of them and its index; the server has room for 64 locks
+for each connection that it allows."""
 
 
 def mark(connection: Connection, stream_table_id: int) -> None:
@@ -51,12 +54,13 @@ def forget(connection: Connection) -> None:
 
 def with_changes(connection: Connection, change_tables: Sequence[tuple[int, str]]) -> set[int]:
     """The sources among these, given with their change tables, that have change rows, consumed or not."""
-    if not change_tables:
-        return set()
-    parts = [
-        sql.SQL("SELECT {}::bigint WHERE EXISTS (SELECT FROM {})").format(
-            sql.Literal(relation), sql.Identifier(CHANGES, name)
-        )
-        for relation, name in change_tables
-    ]
-    return {row[0] for row in connection.execute(sql.SQL(" UNION ALL ").join(parts), prepare=False)}
+    found = set[int]()
+    for start in range(0, len(change_tables), LOOKED_INTO):
+        parts = [
+            sql.SQL("SELECT {}::bigint WHERE EXISTS (SELECT FROM {})").format(
+                sql.Literal(relation), sql.Identifier(CHANGES, name)
+            )
+            for relation, name in change_tables[start : start + LOOKED_INTO]
+        ]
+        found |= {row[0] for row in connection.execute(sql.SQL(" UNION ALL ").join(parts), prepare=False)}
+    return found

@@ -13,6 +13,7 @@ import traceback
 import click
 import psycopg
 
+from headwater.cli import bench_service as bench_service
 from headwater.cli import serving as serving
 from headwater.cli.commands import cli
 from headwater.cli.invocation import Invocation

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from headwater.api import Headwater
 from headwater.catalog import EngineName, Mode, StreamTable, Tier, TierChoice
 from headwater.cli import document, show
-from headwater.cli.invocation import DSN_VARIABLE, Invocation, Misuse
+from headwater.cli.invocation import DIRECT_VARIABLE, DSN_VARIABLE, Invocation, Misuse
 from headwater.cli.watch import follow, overview
 from headwater.db.connection import one
 from headwater.errors import AlreadyExists, NotFound
@@ -52,13 +52,20 @@ def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 
 def dsn_option(function: Function) -> Function:
+    direct = click.option(
+        "--direct-dsn",
+        metavar="DSN",
+        expose_value=False,
+        callback=_remember,
+        help=f"Past a pooler, to the server itself, for what needs a session; otherwise ${DIRECT_VARIABLE}.",
+    )
     return click.option(
         "--dsn",
         metavar="DSN",
         expose_value=False,
         callback=_remember,
         help=f"The database, as postgresql://user@host:5432/dbname; otherwise ${DSN_VARIABLE}.",
-    )(function)
+    )(direct(function))
 
 
 def private_dsn_option(function: Function) -> Function:

@@ -20,7 +20,7 @@ from headwater.api import Headwater
 from headwater.cli.document import encoded
 from headwater.secrets import masked
 
-DSN_VARIABLE = "HEADWATER_DSN"
+DSN_VARIABLE, DIRECT_VARIABLE = "HEADWATER_DSN", "HEADWATER_DIRECT_DSN"
 PIPE_WIDTH = 1_000_000
 """Columns when standard output is no terminal: wide enough that no name is ever broken or cut."""
 
@@ -38,13 +38,14 @@ class Invocation:
     """One run of the program. Filled while the arguments are read; a verb's option beats the program's."""
 
     dsn: str | None = None
+    direct_dsn: str | None = None
     format: Literal["text", "json"] = "text"
     debug: bool = False
     spark_master: str | None = None
     spark_conf: str | None = None
 
     def connect(self) -> Headwater:
-        return Headwater(self.checked_dsn(), self.settings, self.tell)
+        return Headwater(self.checked_dsn(), self.settings, self.tell, direct_dsn=self.checked_direct_dsn())
 
     def checked_dsn(self) -> str:
         """The DSN that was given, which can be read."""
@@ -57,6 +58,13 @@ class Invocation:
             )
         _check_dsn(dsn)
         return dsn
+
+    def checked_direct_dsn(self) -> str | None:
+        """The DSN past a pooler, if one was given, which can be read."""
+        dsn = self.direct_dsn or os.environ.get(DIRECT_VARIABLE)
+        if dsn:
+            _check_dsn(dsn)
+        return dsn or None
 
     @property
     def settings(self) -> dict[str, str]:

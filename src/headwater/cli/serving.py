@@ -14,14 +14,6 @@ from headwater.service import logs
 from headwater.service.launcher import Launcher
 from headwater.service.worker import Worker
 
-DIRECT_DSN_VARIABLE = "HEADWATER_DIRECT_DSN"
-
-direct_dsn_option = click.option(
-    "--direct-dsn",
-    metavar="DSN",
-    envvar=DIRECT_DSN_VARIABLE,
-    help="Past a pooler, to the server itself, for what needs a session: locks, LISTEN, snapshots.",
-)
 log_format_option = click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", help="One line for each event."
 )
@@ -34,7 +26,6 @@ log_level_option = click.option(
 @click.option(
     "--database", "databases", multiple=True, metavar="NAME", help="Serve only this one; may be repeated."
 )
-@direct_dsn_option
 @log_format_option
 @log_level_option
 @spark_options
@@ -43,7 +34,6 @@ log_level_option = click.option(
 def serve(
     invocation: Invocation,
     databases: tuple[str, ...],
-    direct_dsn: str | None,
     log_format: logs.LogFormat,
     log_level: str,
 ) -> int:
@@ -60,7 +50,11 @@ def serve(
     for name, value in invocation.settings.items():
         arguments += ["--setting", f"{name}={value}"]
     launcher = Launcher(
-        invocation.checked_dsn(), invocation.settings, arguments, databases, direct_dsn=direct_dsn
+        invocation.checked_dsn(),
+        invocation.settings,
+        arguments,
+        databases,
+        direct_dsn=invocation.checked_direct_dsn(),
     )
     _until_stopped(launcher.stop)
     launcher.run()
@@ -69,7 +63,6 @@ def serve(
 
 @cli.command()
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Refreshes at once.")
-@direct_dsn_option
 @log_format_option
 @log_level_option
 @spark_options
@@ -78,7 +71,6 @@ def serve(
 def worker(
     invocation: Invocation,
     jobs: int,
-    direct_dsn: str | None,
     log_format: logs.LogFormat,
     log_level: str,
 ) -> int:
@@ -90,7 +82,12 @@ def worker(
     Example: headwater worker --jobs 2 --spark-master spark://host:7077
     """
     logs.set_up(log_format, log_level)
-    one = Worker(invocation.checked_dsn(), invocation.settings, capacity=jobs, direct_dsn=direct_dsn)
+    one = Worker(
+        invocation.checked_dsn(),
+        invocation.settings,
+        capacity=jobs,
+        direct_dsn=invocation.checked_direct_dsn(),
+    )
     _until_stopped(one.stop)
     one.run()
     return 0

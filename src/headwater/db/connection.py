@@ -1,18 +1,24 @@
-"""Connections as Headwater needs them: pinned session settings, explicit transactions, errors by SQLSTATE."""
+"""Connections as Headwater needs them: pinned settings, explicit transactions, errors by SQLSTATE.
+
+Behind a pooler that gives each transaction whichever session is free, there is no session to pin settings in:
+what one statement sets, another client finds, and the next statement need not. There the settings are pinned
+in each transaction anew, and a statement by itself gets a transaction of its own. Nothing is prepared.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel, sql
+from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from headwater.config import Settings, milliseconds
+from headwater.config import PoolerMode, Settings, milliseconds
 from headwater.errors import (
     ConnectionFailed,
     HeadwaterError,
@@ -53,6 +59,9 @@ PINNED_SETTINGS = {
     "client_min_messages": "warning",
 }
 
+USER_SEARCH_PATH = "headwater.user_search_path"
+"""The setting that keeps the user's own search_path."""
+
 SERIALIZATION_FAILURES = frozenset({"40001", "40P01"})
 LOCK_NOT_AVAILABLE = "55P03"
 RETRYABLE = SERIALIZATION_FAILURES | {LOCK_NOT_AVAILABLE}
@@ -65,28 +74,115 @@ CANCELLED = "nothing of it was applied; if it took too long, headwater set state
 QUERY_CANCELED = "57014"  # by somebody, or by statement_timeout: only the message tells which
 
 
-def connect(dsn: str) -> Connection:
-    """An autocommit connection; the user's search_path is kept in the setting headwater.user_search_path."""
+class PinnedConnection(psycopg.Connection[TupleRow]):
+    """A connection that runs every statement under the pinned settings."""
+
+    pooled = False
+    """Whether its session changes from transaction to transaction, so that it cannot keep anything."""
+    _user_search_path = ""
+    _limits: Mapping[str, str] = {}
+    _pinning: bytes = b""
+
+    def share_sessions(self) -> None:
+        """From here on pins settings in each transaction, and nothing in a session."""
+        self.pooled = True
+        self.prepare_threshold = None
+        self._pin()
+        # What the role and the database say: what the session has, somebody else may have left there.
+        row = one(self, "SELECT reset_val FROM pg_settings WHERE name = 'search_path'")
+        self._user_search_path = str(row[0])
+        self._pin()
+
+    def bind(self, limits: Mapping[str, str]) -> None:
+        """Pins these as well."""
+        self._limits = limits
+        self._pin()
+
+    def _pin(self) -> None:
+        # Statements that take no snapshot, for what is locked before it is taken is not seen otherwise.
+        pinned = {USER_SEARCH_PATH: self._user_search_path, **PINNED_SETTINGS, **self._limits}
+        self._pinning = (
+            sql.SQL("; ")
+            .join(
+                sql.SQL("SET LOCAL {} = {}").format(
+                    sql.Identifier(*name.split(".")),
+                    # A list of names: as one string it would be one name.
+                    sql.SQL(", ").join(map(sql.Identifier, value.split(", ")))
+                    if name == "search_path"
+                    else sql.Literal(value),
+                )
+                for name, value in pinned.items()
+            )
+            .as_bytes(self)
+        )
+
+    @contextmanager
+    def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> Iterator[psycopg.Transaction]:
+        begins = self.pooled and self._is_idle
+        with super().transaction(savepoint_name, force_rollback) as opened:
+            if begins:
+                super().execute(self._pinning, prepare=False)
+            yield opened
+
+    def execute(
+        self, query: Any, params: Any = None, *, prepare: bool | None = None, binary: bool = False
+    ) -> psycopg.Cursor[TupleRow]:
+        if not self.pooled or not self._is_idle:
+            return super().execute(query, params, prepare=prepare, binary=binary)
+        self.set_isolation_level(None)  # as a statement by itself has it
+        with self.transaction():
+            return super().execute(query, params, prepare=prepare, binary=binary)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.pgconn.transaction_status == TransactionStatus.IDLE
+
+
+def connect(dsn: str, mode: PoolerMode = "auto") -> PinnedConnection:
+    """An autocommit connection; the user's search_path is kept in the setting headwater.user_search_path.
+
+    A pooler is found out by the number that it gives its client instead of the backend's.
+    """
     try:
-        connection = psycopg.connect(dsn, autocommit=True, application_name="headwater")
+        connection = PinnedConnection.connect(dsn, autocommit=True, application_name="headwater")
     except psycopg.Error as error:
         raise ConnectionFailed(
             "cannot connect to the database",
             detail=str(error).strip(),
             hint="check --dsn or HEADWATER_DSN, for example postgresql://user@host:5432/dbname",
         ) from error
+    if mode == "transaction" or not _pin_session(connection, unless_pooled=mode == "auto"):
+        connection.share_sessions()
+    return connection
+
+
+def _pin_session(connection: Connection, *, unless_pooled: bool) -> bool:
+    """Pins the settings for as long as the session lasts; False, and nothing set, if it is not our own."""
     connection.prepare_threshold = 2  # what a refresh asks once, the next one asks again
     # One statement for each would take longer than connecting does; they are evaluated from left to right. It
     # is read by the user's own search_path, in which anything may be called set_config.
     setting = "pg_catalog.set_config(%s::pg_catalog.text, %s::pg_catalog.text, false)"
-    connection.execute(
+    pinned = connection.execute(
         sql.SQL(
-            "SELECT pg_catalog.set_config('headwater.user_search_path'::pg_catalog.text,"
+            "SELECT pg_catalog.set_config(%s::pg_catalog.text,"
             " pg_catalog.current_setting('search_path'::pg_catalog.text), false), {}"
+            " WHERE %s OR pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %s::pg_catalog.int4"
         ).format(sql.SQL(", ").join([sql.SQL(setting)] * len(PINNED_SETTINGS))),
-        [part for setting in PINNED_SETTINGS.items() for part in setting],
+        [
+            USER_SEARCH_PATH,
+            *(part for setting in PINNED_SETTINGS.items() for part in setting),
+            not unless_pooled,
+            connection.info.backend_pid,
+        ],
     )
-    return connection
+    return pinned.rowcount == 1
+
+
+def is_pooled(connection: Connection) -> bool:
+    """Whether nothing can be kept in a session: settings, temporary tables, locks."""
+    return isinstance(connection, PinnedConnection) and connection.pooled
 
 
 def bound(connection: Connection, settings: Settings) -> None:
@@ -96,14 +192,17 @@ def bound(connection: Connection, settings: Settings) -> None:
     program was stopped or cut off, holds up vacuum. So the server ends both by itself.
     """
     limits = {
-        "lock_timeout": settings.lock_timeout_ms,
-        "statement_timeout": milliseconds(settings.statement_timeout),
-        "idle_in_transaction_session_timeout": milliseconds(settings.idle_in_transaction_timeout),
+        "lock_timeout": f"{settings.lock_timeout_ms}ms",
+        "statement_timeout": f"{milliseconds(settings.statement_timeout)}ms",
+        "idle_in_transaction_session_timeout": f"{milliseconds(settings.idle_in_transaction_timeout)}ms",
     }
     if connection.info.server_version >= TRANSACTION_TIMEOUT_SINCE:
-        limits["transaction_timeout"] = milliseconds(settings.transaction_timeout)
+        limits["transaction_timeout"] = f"{milliseconds(settings.transaction_timeout)}ms"
+    if isinstance(connection, PinnedConnection) and connection.pooled:
+        connection.bind(limits)
+        return
     for name, limit in limits.items():
-        connection.execute("SELECT set_config(%s, %s, false)", (name, f"{limit}ms"))
+        connection.execute("SELECT set_config(%s, %s, false)", (name, limit))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Statements of one refresh, and the temporary tables between them.
 
 Each intermediate result goes into a temporary table that is created once in a session, emptied at every
-commit, and analysed after it is filled, so that the statement that reads it is planned for what is there.
+commit, and analysed after it is filled, so that the statement that reads it is planned for what is there. In
+a session that others share, it is dropped at the commit.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from headwater.db.connection import Connection, one
+from headwater.db.connection import Connection, is_pooled, one
 from headwater.db.queries import query
 
 MOST_TABLES = 24
@@ -86,8 +87,9 @@ class Scratch:
         return cursor.rowcount
 
     def _creation(self, table: str, select: str) -> str:
+        end = "DROP" if is_pooled(self._connection) else "DELETE ROWS"
         return (
-            f'CREATE TEMP TABLE IF NOT EXISTS "{self._prefix}_{table}" ON COMMIT DELETE ROWS'
+            f'CREATE TEMP TABLE IF NOT EXISTS "{self._prefix}_{table}" ON COMMIT {end}'
             f" AS {select} WITH NO DATA"
         )
 

@@ -14,8 +14,9 @@ from headwater import jobs
 from headwater.catalog import EngineName, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
-from headwater.db.connection import Connection, connect, one
+from headwater.db.connection import Connection, one
 from headwater.db.queries import query
+from headwater.db.route import Route
 from headwater.db.work import Recorder
 from headwater.definition import Definition, expression_types
 from headwater.engine.base import Engine, Engines
@@ -54,8 +55,8 @@ class Decision:
 class Dispatch:
     """Chooses engines for the refreshes over one connection, and makes the one on Spark."""
 
-    def __init__(self, dsn: str, progress: Callable[[str], None] | None = None) -> None:
-        self._dsn = dsn
+    def __init__(self, route: Route, progress: Callable[[str], None] | None = None) -> None:
+        self._route = route
         self._progress = progress
         self._programs: dict[tuple[str, MaintenancePlan], Program | Refused] = {}
         self.experience = Experience()
@@ -82,6 +83,8 @@ class Dispatch:
             return Decision("postgres", f"Spark cannot do it exactly: {refusal}")
         if wanted == "spark":
             return Decision("spark", "asked for", programs, forced=True)
+        if not self._route.has_sessions(connection):
+            return Decision("postgres", "through a pooler, Spark needs a direct DSN beside it")
         if action != "delta":
             return self._decide_full(connection, settings, programs)
         seen, running = self.experience.deltas(connection, stream_table.id), spark_runs()
@@ -148,8 +151,9 @@ class Dispatch:
         """The engine for each plan with what moves Spark's rows, inside the transaction of a refresh."""
         from headwater.engine.spark.pipeline import Pipeline
 
+        dsn = self._route.session_dsn(connection, f"a refresh of {stream_table.label} on Spark")
         pipeline = Pipeline(
-            connection, self._dsn, settings, stream_table, action, phases=phases, progress=self._progress
+            connection, dsn, settings, stream_table, action, phases=phases, progress=self._progress
         )
         with pipeline:
             yield partial(_engine_of, decision, connection, pipeline, phases, hidden), pipeline
@@ -181,7 +185,7 @@ class Dispatch:
 
     def another_connection(self) -> Connection:
         """To the same database, as when that of the refresh broke."""
-        return connect(self._dsn)
+        return self._route.connect()
 
     def sweep(self, connection: Connection) -> None:
         """Removes what refreshes on Spark left that died; outside a transaction."""

@@ -23,7 +23,13 @@ class Alarm:
 
     def wait(self, connection: Connection, seconds: float) -> set[str]:
         """Until it is rung or a notification comes, at most so long; the channels that were notified."""
-        select.select([connection.fileno(), self._heard], [], [], max(0.0, seconds))
+        # What came with the answer to a query is no longer there to be waited for.
+        notified = _notified(connection)
+        select.select([connection.fileno(), self._heard], [], [], 0.0 if notified else max(0.0, seconds))
         with suppress(BlockingIOError):
             os.read(self._heard, 4096)
-        return {notification.channel for notification in connection.notifies(timeout=0)}
+        return notified | _notified(connection)
+
+
+def _notified(connection: Connection) -> set[str]:
+    return {notification.channel for notification in connection.notifies(timeout=0)}

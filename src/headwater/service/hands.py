@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import psycopg
 
 from headwater.config import Settings
-from headwater.db.connection import Connection, bound, connect, translated
+from headwater.db.connection import Connection, bound, is_pooled, translated
+from headwater.db.route import Route
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
 from headwater.errors import HeadwaterError, RefreshFailed
@@ -55,18 +56,19 @@ class Done:
 class Hand:
     """Refreshes, one task at a time, over one connection that it makes when it is needed."""
 
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
+    def __init__(self, route: Route) -> None:
+        self._route = route
         self._connection: Connection | None = None
         self._reader: DefinitionReader | None = None
-        self._dispatch = Dispatch(dsn)
+        self._dispatch = Dispatch(route)
         self._applied: Settings | None = None
         self.known: dict[tuple[int, ...], float] = {}  # the tasks that it has plans for: when it cleaned up
 
     @property
-    def backend_pid(self) -> int:
-        """The server's number for its connection, by which others can end what it does."""
-        return self._connected()[0].info.backend_pid
+    def backend_pid(self) -> int | None:
+        """The server's number for its connection, by which others can end what it does; None if it varies."""
+        connection, _ = self._connected()
+        return None if is_pooled(connection) else connection.info.backend_pid
 
     def do(self, task: Task) -> Done:
         """Carries a task out; a failure is told, not raised."""
@@ -96,7 +98,7 @@ class Hand:
 
     def _connected(self) -> tuple[Connection, DefinitionReader]:
         if self._connection is None or self._connection.closed or self._reader is None:
-            self._connection = connect(self._dsn)
+            self._connection = self._route.connect()
             self._reader = DefinitionReader(self._connection)
             self._applied = None
             self.known.clear()
@@ -115,8 +117,8 @@ class Reserved:
 class Hands:
     """A number of hands in threads, as many as are busy at once; `done` is called by their threads."""
 
-    def __init__(self, dsn: str, done: Callable[[Done], None]) -> None:
-        self._dsn = dsn
+    def __init__(self, route: Route, done: Callable[[Done], None]) -> None:
+        self._route = route
         self._done = done
         self._idle: list[Reserved] = []
         self._busy: set[Reserved] = set()
@@ -140,7 +142,7 @@ class Hands:
         """A hand for a task to come, one that had it before if there is such a one."""
         with self._guard:
             knowing = next((each for each in self._idle if members in each.hand.known), None)
-            chosen = knowing or (self._idle[-1] if self._idle else Reserved(Hand(self._dsn)))
+            chosen = knowing or (self._idle[-1] if self._idle else Reserved(Hand(self._route)))
             if chosen in self._idle:
                 self._idle.remove(chosen)
             self.reused += knowing is not None

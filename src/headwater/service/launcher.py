@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 
 import psutil
 import psycopg
-from psycopg.conninfo import make_conninfo
 
 from headwater import config
 from headwater.config import Settings
 from headwater.db import install
-from headwater.db.connection import Connection, connect, one
+from headwater.db.connection import Connection, one
 from headwater.db.queries import query
-from headwater.errors import HeadwaterError, InvalidSetting
+from headwater.db.route import Route
+from headwater.errors import HeadwaterError, InvalidSetting, SessionNeeded
 from headwater.scheduling.pool import Limits, Measured, Pool, adapt
 from headwater.scheduling.quota import allowed
 from headwater.service import logs
@@ -103,9 +103,8 @@ class Launcher:
         direct_dsn: str | None = None,
     ) -> None:
         """`arguments` go to each scheduler; `databases`, if given, are the only ones that are looked at."""
-        self._dsn = dsn
-        self._direct_dsn = direct_dsn or dsn
         self._overrides = dict(overrides)
+        self._route = Route.given(dsn, direct_dsn, self._overrides, os.environ)
         self._arguments = list(arguments)
         self._databases = tuple(databases)
         self._children: dict[str, Child] = {}
@@ -127,10 +126,12 @@ class Launcher:
         pause = SHORTEST_PAUSE
         while not self._stop.is_set():
             try:
-                with connect(self._direct_dsn) as control:
+                with self._route.session("the service") as control:
                     control.execute("SELECT set_config('application_name', 'headwater launcher', false)")
                     pause = SHORTEST_PAUSE
                     self._serve(control)
+            except SessionNeeded:
+                raise
             except (HeadwaterError, psycopg.Error) as error:
                 message = error.message if isinstance(error, HeadwaterError) else str(error).strip()
                 detail = error.detail if isinstance(error, HeadwaterError) else None
@@ -206,18 +207,17 @@ class Launcher:
 
     def _is_installed(self, database: str) -> bool:
         try:
-            with connect(make_conninfo(self._direct_dsn, dbname=database)) as connection:
+            with self._route.to(database).session("the service") as connection:
                 return bool(one(connection, query("service", "is_installed"))[0])
         except (HeadwaterError, psycopg.Error) as error:
             logs.say(logging.DEBUG, "skipped", database=database, reason=str(error).strip())
             return False
 
     def _start(self, database: str) -> None:
-        environment = {
-            **os.environ,
-            "HEADWATER_DSN": make_conninfo(self._dsn, dbname=database),
-            "HEADWATER_DIRECT_DSN": make_conninfo(self._direct_dsn, dbname=database),
-        }
+        route = self._route.to(database)
+        environment = {**os.environ, "HEADWATER_DSN": route.dsn}
+        if route.direct_dsn is not None:
+            environment["HEADWATER_DIRECT_DSN"] = route.direct_dsn
         process = subprocess.Popen(
             [sys.executable, "-m", "headwater.service", *self._arguments],
             stdin=subprocess.PIPE,

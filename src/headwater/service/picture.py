@@ -90,6 +90,8 @@ class Picture:
     _readers: dict[int, set[int]] = field(default_factory=dict)  # of a relation: members
     _views: dict[int, int] = field(default_factory=dict)  # of a stream table: its relation
     _alarms: list[tuple[datetime, int]] = field(default_factory=list)  # when members are due by the clock
+    _order: dict[int, Place] | None = None  # by identity: those that are ready, until that may have changed
+    _next_time: datetime | None = None  # when the next of the others that wait is due
     _looked_at: int = 0
     _owed: float = 0.0  # change tables to look into
 
@@ -138,6 +140,7 @@ class Picture:
                 self._readers.setdefault(relation, set()).add(member.id)
         changed = members != self.members
         self.members = members
+        self._order = None
         self.conditions = {number: self.conditions[number] for number in members}
         if changed:
             self._arrange(now)
@@ -193,6 +196,8 @@ class Picture:
         """A job has a unit."""
         place.busy, place.again, place.waits_since = True, False, None
         self.waiting.pop(place.unit, None)
+        if self._order is not None:
+            self._order.pop(id(place), None)
         for member in place.unit.members:
             self.conditions[member].began = now
 
@@ -220,6 +225,8 @@ class Picture:
         return condition.strikes if condition is not None else 0
 
     def _released(self, members: Sequence[int], now: datetime, *, again: bool = False) -> None:
+        if again or any(self._views.get(member) in self._readers for member in members):
+            self._order = None  # who reads them need not wait for them any more
         for place in {id(each): each for member in members if (each := self.places.get(member))}.values():
             place.busy = False
             if place.again or again:
@@ -233,6 +240,7 @@ class Picture:
         elif place.unit not in self.waiting:
             place.waits_since = now
             self.waiting[place.unit] = place
+            self._order = None
 
     # what is to be done
 
@@ -265,13 +273,20 @@ class Picture:
     def ready(self, now: datetime) -> tuple[list[Place], datetime | None]:
         """The units to be refreshed now, those first that come first, and when the next of the others is due.
 
-        One that reads another which is to be refreshed, or is being refreshed, waits for that.
+        One that reads another which is to be refreshed, or is being refreshed, waits for that. With thousands
+        waiting this is looked for when it may have changed, not each time that a hand is free.
         """
         while self._alarms and self._alarms[0][0] <= now:
             _, member = heapq.heappop(self._alarms)
             if (place := self.places.get(member)) is not None:
                 self._wait(place, now)
-        found, next_time = [], self._alarms[0][0] if self._alarms else None
+        if self._order is None or (self._next_time is not None and self._next_time <= now):
+            self._order, self._next_time = self._ordered(now)
+        times = [self._next_time, self._alarms[0][0] if self._alarms else None]
+        return list(self._order.values()), min((time for time in times if time is not None), default=None)
+
+    def _ordered(self, now: datetime) -> tuple[dict[int, Place], datetime | None]:
+        found, next_time = [], None
         for place in self.waiting.values():
             if place.schedule is None:
                 continue
@@ -294,7 +309,7 @@ class Picture:
             rank = min(RANKS[self.tier(member, now)] for member in place.unit.members)
             return place.unit.band, rank, place.unit.depth, place.unit.members[0]
 
-        return sorted(clear, key=order), next_time
+        return {id(place): place for place in sorted(clear, key=order)}, next_time
 
     def lag(self, now: datetime) -> float:
         """The longest that a unit has waited beyond its interval, in intervals."""

@@ -28,8 +28,9 @@ from headwater.api import Headwater
 from headwater.capture import marks
 from headwater.config import Settings
 from headwater.db import install
-from headwater.db.connection import Connection, connect, one
+from headwater.db.connection import Connection, one
 from headwater.db.queries import query
+from headwater.db.route import Route
 from headwater.errors import (
     CatalogVersionMismatch,
     ClaimLost,
@@ -131,15 +132,14 @@ class Scheduler:
         tell_demand: Callable[[Demand], None] | None = None,
     ) -> None:
         """`direct_dsn` goes past a pooler, for what needs a session."""
-        self._dsn = dsn
-        self._direct_dsn = direct_dsn or dsn
         self._overrides = dict(overrides or {})
+        self._route = Route.given(dsn, direct_dsn, self._overrides, os.environ)
         self._tell_demand = tell_demand
         self.allowance: int | None = None  # hands that the launcher grants; None if there is none
         self._stopping = False
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._alarm = Alarm()
-        self._hands = Hands(dsn, self._take_done)
+        self._hands = Hands(self._route, self._take_done)
         self._picture = Picture()
         self._jobs: dict[tuple[int, ...], Job] = {}
         self._journal: dict[int, Job] = {}
@@ -152,6 +152,7 @@ class Scheduler:
         self._looked = self._looked_outside = -1e9
         self._ticks, self._tick_ms, self._worked = 0, 0.0, 0.0
         self._queued = 0
+        self._lag = 0.0  # the longest, in intervals, when it was last reported
         self._slow: set[int] = set()  # units, by their last members, that take longer than they may
         self._outside = False  # there are external workers
 
@@ -167,13 +168,14 @@ class Scheduler:
 
     def run(self) -> None:
         """Until it is stopped. Raises if the database cannot be reached or is not for this program."""
-        with connect(self._direct_dsn) as control:
+        with self._route.session("the service") as control:
             control.execute("SELECT set_config('application_name', 'headwater scheduler', false)")
             self._database = control.info.dbname
             if not self._lead(control):
                 return
             install.require_primary(control)
             install.require_ready(control)
+            self._route.confirm(control)
             for channel in (marks.CHANNEL, CATALOG_CHANNEL, ENDED_CHANNEL):
                 control.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             self._membership = Membership(control, "scheduler", 0, {"engines": ["postgres", "spark"]})
@@ -207,7 +209,10 @@ class Scheduler:
 
     def _connect_handle(self) -> Headwater:
         """For requests, which hold locks of their session."""
-        return Headwater(self._direct_dsn, self._overrides)
+        return Headwater(
+            self._route.direct_dsn or self._route.dsn,
+            {**self._overrides, "connection_pooler_mode": "none"},
+        )
 
     def _lead(self, control: Connection) -> bool:
         waiting = False
@@ -332,7 +337,7 @@ class Scheduler:
             self._external.announce()
         self._hands.shrink(self._most)
         if self._tell_demand is not None:
-            self._tell_demand(Demand(len(self._jobs), self._queued, self._picture.lag(now)))
+            self._tell_demand(Demand(len(self._jobs), self._queued, self._lag))
 
     def _job(self, control: Connection, place: Place, now: datetime) -> Job:
         job = Job(0, place.unit.members, now, place.waits_since)
@@ -470,6 +475,7 @@ class Scheduler:
 
     def _report(self, control: Connection, now: datetime, began: float) -> None:
         since = max(0.001, began - self._reported) if self._reported > 0 else REPORT_SECONDS
+        self._lag = self._picture.lag(now)
         control.execute(
             query("service", "report"),
             {

@@ -19,7 +19,8 @@ from psycopg import sql
 from headwater import config
 from headwater.config import Settings
 from headwater.db import install
-from headwater.db.connection import Connection, connect
+from headwater.db.connection import Connection
+from headwater.db.route import Route
 from headwater.errors import HeadwaterError
 from headwater.service import logs
 from headwater.service.alarm import Alarm
@@ -45,14 +46,13 @@ class Worker:
         direct_dsn: str | None = None,
     ) -> None:
         """`capacity`: jobs at once. `direct_dsn` goes past a pooler, for what needs a session."""
-        self._dsn = dsn
-        self._direct_dsn = direct_dsn or dsn
         self._overrides = dict(overrides or {})
+        self._route = Route.given(dsn, direct_dsn, self._overrides, os.environ)
         self._capacity = capacity
         self._stopping = False
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._alarm = Alarm()
-        self._hands = Hands(dsn, self._take_done)
+        self._hands = Hands(self._route, self._take_done)
         self._jobs: dict[tuple[int, ...], ClaimedJob] = {}
         self._membership: Membership | None = None
         self._settings = Settings()
@@ -68,7 +68,7 @@ class Worker:
         pause = SHORTEST_PAUSE
         while not self._stopping or self._jobs:
             try:
-                with connect(self._direct_dsn) as control:
+                with self._route.session("a worker") as control:
                     control.execute("SELECT set_config('application_name', 'headwater worker', false)")
                     self._join(control)
                     pause = SHORTEST_PAUSE
@@ -85,6 +85,7 @@ class Worker:
     def _join(self, control: Connection) -> None:
         install.require_primary(control)
         install.require_ready(control)
+        self._route.confirm(control)
         control.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
         self._database = control.info.dbname
         self._read_settings(control)

@@ -69,23 +69,24 @@ CROSS JOIN LATERAL headwater.definition(st.id) AS d(oid)
 WHERE st.id = ANY (%(ids)s::bigint[]) AND d.oid IS NOT NULL
   AND st.signature IS DISTINCT FROM headwater.signature(d.oid, st.signature_of)
 UNION ALL
-SELECT DISTINCT 'capture', s.id
-FROM headwater.dependency d
-JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
-JOIN headwater.source s ON s.id = d.source_id AND s.change_table IS NOT NULL AND s.stream_table_id IS NULL
-JOIN pg_class c ON c.oid = s.relation
-WHERE d.stream_table_id = ANY (%(ids)s::bigint[])
-  AND (4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
-            AND t.tgfoid = to_regproc('headwater_changes.capture_' || c.oid) AND t.tgenabled IN ('O', 'A'))
+SELECT 'capture', s.id
+FROM (SELECT DISTINCT s.id, s.relation, s.capture_signature, c.relkind  -- first, or all sources would be looked at
+      FROM headwater.dependency d
+      JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
+      JOIN headwater.source s ON s.id = d.source_id AND s.change_table IS NOT NULL AND s.stream_table_id IS NULL
+      JOIN pg_class c ON c.oid = s.relation
+      WHERE d.stream_table_id = ANY (%(ids)s::bigint[])) s
+WHERE (4 > (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = s.relation
+            AND t.tgfoid = to_regproc('headwater_changes.capture_' || s.relation) AND t.tgenabled IN ('O', 'A'))
        OR s.capture_signature IS DISTINCT FROM headwater.capture_signature(s.relation)
        OR EXISTS (SELECT FROM headwater.lost_change l WHERE l.relation = s.relation)
-       OR c.relkind = 'p' AND (
-           EXISTS (SELECT FROM pg_partition_tree(c.oid) m WHERE CASE WHEN m.isleaf THEN 4 ELSE 5 END > (
+       OR s.relkind = 'p' AND (
+           EXISTS (SELECT FROM pg_partition_tree(s.relation) m WHERE CASE WHEN m.isleaf THEN 4 ELSE 5 END > (
                SELECT count(*) FROM pg_trigger t
-               WHERE t.tgrelid = m.relid AND t.tgfoid = to_regproc('headwater_changes.capture_' || c.oid)
+               WHERE t.tgrelid = m.relid AND t.tgfoid = to_regproc('headwater_changes.capture_' || s.relation)
                  AND t.tgenabled IN ('O', 'A')))
-           OR obj_description(to_regproc('headwater_changes.capture_' || c.oid), 'pg_proc') IS DISTINCT FROM (
-               SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(c.oid))))
+           OR obj_description(to_regproc('headwater_changes.capture_' || s.relation), 'pg_proc') IS DISTINCT FROM (
+               SELECT array_agg(relid::oid ORDER BY relid::oid)::text FROM pg_partition_tree(s.relation))))
 UNION ALL
 SELECT 'frontier', st.id
 FROM headwater.stream_table st

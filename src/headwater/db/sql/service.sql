@@ -5,7 +5,7 @@ SELECT pg_try_advisory_lock(1214609, %(role)s)
 -- name: members
 -- Every stream table, with the stream tables and the other relations that it reads.
 SELECT st.id,
-       format('%%I.%%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)),
+       format('%I.%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)),
        st.schedule, st.time_zone, st.tier, st.mode, st.status, st.rebuild_reason IS NOT NULL,
        coalesce(r.streams, '{}'), coalesce(r.tables, '{}')
 FROM headwater.stream_table st
@@ -144,7 +144,8 @@ WHERE id = ANY (%(ids)s::bigint[]) AND status IN ('COMPLETED', 'FAILED')
 
 -- name: take_back
 -- Jobs of workers that are dead, or were not heard of for too long. What they still compute, they cannot commit; the
--- backend that does is ended, for it may hold locks. One that commits just now is left alone.
+-- backend that does is ended, for it may hold locks. A worker behind a pooler does not know its number; it is the one that
+-- holds the right to refresh. One that commits just now is left alone.
 WITH lost AS MATERIALIZED (
     SELECT id, backend_pid, stream_table_id FROM headwater.worker_jobs j
     WHERE status = 'RUNNING' AND id = ANY (%(ids)s::bigint[])
@@ -152,7 +153,11 @@ WITH lost AS MATERIALIZED (
            OR NOT EXISTS (SELECT FROM headwater.worker_registry w WHERE w.worker_id = j.worker_id))
     FOR UPDATE SKIP LOCKED
 ), ended AS (
-    SELECT pg_terminate_backend(a.pid) FROM lost JOIN pg_stat_activity a ON a.pid = lost.backend_pid
+    SELECT pg_terminate_backend(a.pid) FROM lost JOIN pg_stat_activity a ON a.pid = coalesce(lost.backend_pid, (
+        SELECT l.pid FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND l.classid = 1214611
+          AND l.objid = lost.stream_table_id & 2147483647
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())))
     WHERE a.application_name = 'headwater refresh ' || lost.stream_table_id
 )
 UPDATE headwater.worker_jobs j

@@ -27,11 +27,10 @@ ORDER BY c.oid
 -- What is in Headwater's schemas, and whether it is of Headwater's making, as far as names tell.
 SELECT c.oid, c.oid::regclass::text, c.relkind::text,
        CASE n.nspname
-           WHEN 'headwater' THEN %(any)s OR 'headwater.' || c.relname = ANY (%(known)s::text[])
+           WHEN 'headwater' THEN %(any)s OR c.relname = ANY (%(known)s::name[])
            WHEN 'headwater_defs' THEN c.relkind = 'v' AND c.relname ~ '^(def|captured)_\d+( of |$)'
            WHEN 'headwater_data' THEN c.relkind = 'r' AND c.relname ~ '^(st|job)_\d+(_|$)'
-           ELSE c.relkind = 'r' AND (c.relname ~ '^src_\d+$'
-                                     OR 'headwater_changes.' || c.relname = ANY (%(known)s::text[]))
+           ELSE c.relkind = 'r' AND c.relname ~ '^src_\d+$'
        END
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ANY (%(schemas)s::name[]) AND c.relkind IN ('r', 'v', 'm', 'p', 'f', 'S')

@@ -11,6 +11,7 @@ one waits a little and then fails.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from headwater.capture.consumers import Position
 from headwater.catalog import StreamTable
 from headwater.db import install
 from headwater.db.connection import PINNED_SETTINGS, Connection, connect, one, transaction, translated
+from headwater.db.route import Route
 from headwater.definition import DefinitionReader, definition_oid
 from headwater.engine.spark import columns, tasks
 from headwater.engine.spark.columns import ReadColumn, Shape, described
@@ -53,6 +55,11 @@ def changes_schema(options: Options) -> spark.StructType:
     with connect(options.dsn) as connection:
         install.require_ready(connection)
         return _shape(connection, catalog.find(connection, options.stream_table), options).spark_schema
+
+
+def _route(dsn: str) -> Route:
+    """Past a pooler, or through one whose sessions the environment says are one's own."""
+    return Route.given(dsn, None, {}, os.environ)
 
 
 def _shape(connection: Connection, stream_table: StreamTable, options: Options) -> Shape:
@@ -154,7 +161,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _connected(self) -> Connection:
         """The connection of this query, which holds the lock on the consumer's name."""
         if self._connection is None or self._connection.closed:
-            connection = connect(self._options.dsn)
+            connection = _route(self._options.dsn).session(f"consumer {self._options.consumer}")
             try:
                 install.require_ready(connection)
                 _lock(connection, self._options.consumer)

@@ -1,0 +1,115 @@
+"""How a database is reached: through a pooler or not, and past it where a session of one's own is needed.
+
+Most of the work is done in transactions, and a pooler may give each of them another session. A session is
+needed for what outlasts a transaction: locks that say that somebody lives, LISTEN, and Spark, whose tasks
+read at a snapshot that another connection keeps. These go by the direct DSN, to the server itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from psycopg.conninfo import make_conninfo
+
+from headwater import config
+from headwater.config import PoolerMode
+from headwater.db.connection import Connection, connect, is_pooled, one
+from headwater.errors import SessionNeeded
+
+REMEDY = (
+    "give the server's own address by --direct-dsn or HEADWATER_DIRECT_DSN, for example"
+    " postgresql://user@host:5432/dbname"
+)
+
+
+@dataclass(frozen=True)
+class Route:
+    """To one database."""
+
+    dsn: str = field(repr=False)
+    direct_dsn: str | None = field(default=None, repr=False)
+    mode: PoolerMode = "auto"
+
+    @classmethod
+    def given(
+        cls, dsn: str, direct_dsn: str | None, overrides: Mapping[str, str], environment: Mapping[str, str]
+    ) -> Route:
+        """By settings that are known before the database is asked."""
+        return cls(dsn, direct_dsn, config.pooler_mode(overrides, environment))
+
+    def to(self, database: str) -> Route:
+        """To another database of the same server."""
+        direct = self.direct_dsn and make_conninfo(self.direct_dsn, dbname=database)
+        return replace(self, dsn=make_conninfo(self.dsn, dbname=database), direct_dsn=direct)
+
+    def connect(self) -> Connection:
+        return connect(self.dsn, self.mode)
+
+    def session(self, purpose: str) -> Connection:
+        """A connection whose session is its own; the purpose is named if there can be none."""
+        if self.direct_dsn is None:
+            if self.mode == "transaction":
+                raise _needed(purpose)
+            found = connect(self.dsn, self.mode)
+        else:
+            found = connect(self.direct_dsn, "none" if self.mode == "none" else "auto")
+        if found.pooled:
+            found.close()
+            raise _needed(purpose) if self.direct_dsn is None else _pooled_too(purpose)
+        return found
+
+    @contextmanager
+    def session_of(self, connection: Connection, purpose: str) -> Iterator[Connection]:
+        """The connection itself if its session is its own, otherwise another one for the time being."""
+        if not is_pooled(connection):
+            yield connection
+            return
+        with self.session(purpose) as found:
+            _require_same(connection, found)
+            yield found
+
+    def session_dsn(self, connection: Connection, purpose: str) -> str:
+        """Where others get sessions of their own for what goes on in this connection."""
+        if not is_pooled(connection):
+            return self.dsn
+        with self.session(purpose) as found:
+            _require_same(connection, found)
+        return self.direct_dsn or self.dsn
+
+    def confirm(self, session: Connection) -> None:
+        """Raises unless a session is where the other connections go."""
+        if self.direct_dsn is not None:
+            with self.connect() as connection:
+                _require_same(connection, session)
+
+    def has_sessions(self, connection: Connection) -> bool:
+        """Whether there is a way to a session, as far as is known without trying."""
+        return self.direct_dsn is not None or not is_pooled(connection)
+
+
+def _require_same(connection: Connection, session: Connection) -> None:
+    """Raises unless both are in one database: what is locked elsewhere holds off nobody."""
+    place = (
+        "SELECT pg_postmaster_start_time(), oid, datname FROM pg_database WHERE datname = current_database()"
+    )
+    here, there = one(connection, place), one(session, place)
+    if here != there:
+        where = f"database {there[2]}" if here[2] != there[2] else "another server"
+        raise SessionNeeded(
+            f"the direct DSN leads to {where} than the DSN, which leads to database {here[2]}", hint=REMEDY
+        )
+
+
+def _needed(purpose: str) -> SessionNeeded:
+    return SessionNeeded(
+        f"{purpose} needs a session of its own, and the connection goes through a pooler that shares them",
+        hint=REMEDY,
+    )
+
+
+def _pooled_too(purpose: str) -> SessionNeeded:
+    return SessionNeeded(
+        f"{purpose} needs a session of its own, and the direct DSN leads to a pooler, too", hint=REMEDY
+    )
