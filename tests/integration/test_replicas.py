@@ -144,6 +144,9 @@ def test_a_standby_and_its_promotion(primary: Server, standby: Server) -> None:
             assert "connect to the primary" in caught.value.hint, name
         assert [status.stream_table for status in hw.list()] == ["public.counts", "public.most"]
         assert hw.status("public.counts").pending_rows == 1
+        seen = hw.overview()
+        waiting = {glance.stream_table: glance.pending_rows for glance in seen.stream_tables}
+        assert (seen.service, waiting["public.counts"]) == (None, 1)
         assert hw.history()[0].stream_table == "public.counts"
         primary.kill()
         assert value(hw.connection, "SELECT pg_promote(wait_seconds => 60)")

@@ -188,7 +188,7 @@ def _draw_scale(found: ServiceCosts, panel: Any) -> None:
         colour = CHANGES[number % len(CHANGES)]
         changed = [item.changed for item in points]
         panel.plot(changed, [item.loop_ms for item in points], "o-", color=colour, label=f"{size:,}")
-    panel.set(xscale="log", yscale="log", xlabel="stream tables whose source changed", ylabel="CPU ms")
+    panel.set(xscale="log", xlabel="stream tables whose source changed", ylabel="CPU ms")
     panel.set_title("the scheduler's CPU time until all are refreshed,\nby the number of stream tables")
     panel.grid(alpha=0.3)
     panel.legend(fontsize="small")

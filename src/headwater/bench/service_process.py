@@ -134,7 +134,7 @@ class Service:
                     own = next(thread for thread in process.threads() if thread.id == process.pid)
                     loop += own.user_time + own.system_time
                     spent -= own.user_time + own.system_time
-                hands += spent
+                hands += max(0.0, spent)  # the clocks of a process and of its threads go in steps
         ticks = one(self._connection, "SELECT coalesce(max(ticks), 0) FROM headwater.scheduler")[0]
         return Used(loop * 1000, hands * 1000, self._of_server(), ticks)
 

@@ -233,21 +233,23 @@ def _hand_over(
 ) -> int:
     """Writes until the service has refreshed each stream table; the latest entry of the history then.
 
-    It takes as long as the service needs to start, and to start Spark.
+    It takes as long as the service needs to start, and to start Spark: that counts as a slow refresh, after
+    which the service pauses, so the large one is waited for twice.
     """
-    before = max(entry.id for entry in headwater.history(limit=1))
-    waiting = {example.label for example in EXAMPLES}
+    before = headwater.history(limit=1)[0].id
+    done: dict[str, set[int]] = {example.label: set() for example in EXAMPLES}
+    wanted = {example.label: 2 if example.large else 1 for example in EXAMPLES}
     deadline = time.monotonic() + PATIENCE
-    while waiting:
+    while waiting := [label for label, entries in done.items() if len(entries) < wanted[label]]:
         interrupts.checkpoint()
         shop.trade(writer)
         for entry in headwater.history(limit=ENTRIES):
-            if entry.id > before and entry.status == "completed":
-                waiting.discard(entry.stream_table)
+            if entry.id > before and entry.status == "completed" and entry.stream_table in done:
+                done[entry.stream_table].add(entry.id)
         _check(service)
         if time.monotonic() > deadline:
             raise HeadwaterError(
-                f"headwater serve has not refreshed {', '.join(sorted(waiting))} in {PATIENCE:.0f} s",
+                f"headwater serve has not refreshed {', '.join(waiting)} in {PATIENCE:.0f} s",
                 detail=service.said,
             )
         time.sleep(LOOK_PAUSE)

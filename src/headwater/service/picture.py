@@ -140,8 +140,8 @@ class Picture:
                 self._readers.setdefault(relation, set()).add(member.id)
         changed = members != self.members
         self.members = members
-        self._order = None
         self.conditions = {number: self.conditions[number] for number in members}
+        self._order = None
         if changed:
             self._arrange(now)
 
@@ -161,8 +161,8 @@ class Picture:
             for read in those:
                 readers.setdefault(read, set()).add(number)
         schedules = effective({number: member.schedule for number, member in members.items()}, readers)
-        before, waited = self.places, self.waiting
-        self.places, self.waiting, self._alarms = {}, {}, []
+        before = self.places
+        self.places, self.waiting, self._alarms, self._order = {}, {}, [], None
         # What fails is not fused with what it reads, which need not wait until it is suspended.
         alike = {
             number: (schedule, number if self.conditions[number].failures else None)
@@ -175,7 +175,7 @@ class Picture:
             place.busy = any(each.busy for each in earlier)
             place.again = any(each.again for each in earlier)
             self.places.update(dict.fromkeys(unit.members, place))
-            since = [each.waits_since for each in waited.values() if each in earlier and each.waits_since]
+            since = [each.waits_since for each in earlier if each.waits_since]
             if since or any(members[member].distrusted for member in unit.members):
                 self._wait(place, min(since, default=now))
             elif place.schedule and any(members[member].clocked for member in unit.members):
