@@ -5,7 +5,7 @@ SELECT pg_try_advisory_lock(1214612, %(role)s)
 -- name: members
 -- Every stream table, with the stream tables and the other relations that it reads.
 SELECT st.id,
-       format('%I.%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)),
+       format('%%I.%%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)),
        st.schedule, st.time_zone, st.tier, st.mode, st.status, st.rebuild_reason IS NOT NULL,
        coalesce(r.streams, '{}'), coalesce(r.tables, '{}')
 FROM headwater.stream_table st
