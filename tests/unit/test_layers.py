@@ -11,7 +11,7 @@ import pytest
 # Lowest first. A name is a module or package directly under headwater. It may import itself and the layers
 # below, not its neighbours in the same layer.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "secrets", "version"),
+    ("attached", "errors", "secrets", "version"),
     ("clock",),
     ("config", "embedded"),
     ("db", "scheduling"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,12 +16,14 @@ from typing import Self
 import psutil
 from psycopg.conninfo import conninfo_to_dict
 
+from headwater.attached import Attached
 from headwater.db.connection import Connection, connect, one
 from headwater.errors import HeadwaterError
 
 PATIENCE = 600.0
 """Seconds after which a measurement gives up waiting for the service."""
 LOOKING_SECONDS = 0.05
+STOPPING_SECONDS = 60.0
 
 SCHEDULING = "SELECT count(*) FROM headwater.scheduler"
 OURS = """
@@ -78,7 +78,7 @@ class Service:
     dsn: str
     settings: Mapping[str, str]
     workers: int = 0  # external ones, each a process
-    _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _started: list[Attached] = field(default_factory=list)
     _log: Path = field(default_factory=lambda: Path(tempfile.mkstemp(prefix="headwater-bench-")[1]))
 
     def __enter__(self) -> Self:
@@ -106,14 +106,10 @@ class Service:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in reversed(self._started):
-            process.send_signal(signal.SIGTERM)
-        for process in self._started:
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for program in reversed(self._started):
+            program.ask()
+        for program in self._started:
+            program.stop(STOPPING_SECONDS)
         self._connection.close()
         self._log.unlink(missing_ok=True)
 
@@ -125,7 +121,7 @@ class Service:
     def used(self) -> Used:
         """What it has used until now."""
         loop = hands = 0.0
-        [serve, *workers] = [psutil.Process(process.pid) for process in self._started]
+        [serve, *workers] = [psutil.Process(program.process.pid) for program in self._started]
         for process in [serve, *serve.children(recursive=True), *workers]:
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
@@ -154,20 +150,14 @@ class Service:
     def _run(self, *arguments: str) -> None:
         settings = {f"HEADWATER_{name.upper()}": value for name, value in self.settings.items()}
         with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "headwater", *arguments, "--log-level", "warning"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "HEADWATER_DSN": self.dsn, **settings},
-                start_new_session=True,
-            )
-        self._started.append(process)
+            program = [sys.executable, "-m", "headwater", *arguments, "--log-level", "warning"]
+            environment = {**os.environ, "HEADWATER_DSN": self.dsn, **settings}
+            self._started.append(Attached(program, environment, log))
 
     def _alive(self) -> bool:
         """True, or an error that says what it said last."""
-        for process in self._started:
-            if process.poll() is not None:
+        for program in self._started:
+            if program.code is not None:
                 detail = self._log.read_text(errors="replace")[-2000:]
-                raise HeadwaterError(f"the service ended with code {process.returncode}", detail=detail)
+                raise HeadwaterError(f"the service ended with code {program.code}", detail=detail)
         return True

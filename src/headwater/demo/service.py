@@ -1,30 +1,18 @@
-"""`headwater serve` as a process of the demo's own, which does not outlive it.
-
-A small shell is started in its place, leaves a watcher behind and becomes the program, like the shell of a
-private server (`embedded`). The watcher reads from a pipe that the demo holds: its end means that the demo is
-gone, however it died, and that the service is to stop; a line means that all is well.
-"""
+"""`headwater serve` as a process of the demo's own, which does not outlive it."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from headwater.attached import Attached
 from headwater.secrets import masked
 
 STOPPING_SECONDS = 60.0
 SHOWN_LINES = 5
-_WATCHED = """
-exec 3<&0
-( { read -r _ <&3 || kill -TERM $$; } >/dev/null 2>&1 & )
-exec 3<&-
-exec "$@" </dev/null
-"""
 
 
 class Service:
@@ -33,16 +21,9 @@ class Service:
     def __init__(self, dsn: str, database: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the service
         program = [sys.executable, "-m", "headwater", "serve", "--database", database]
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHED, "sh", *program],
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            # By the environment, where other users of the machine do not see its password.
-            env={**os.environ, "HEADWATER_DSN": dsn, "HEADWATER_DIRECT_DSN": dsn},
-            # Its own session, so that Ctrl-C in the terminal reaches the demo and not the service.
-            start_new_session=True,
-        )
+        # By the environment, where other users of the machine do not see its password.
+        environment = {**os.environ, "HEADWATER_DSN": dsn, "HEADWATER_DIRECT_DSN": dsn}
+        self._program = Attached(program, environment, self._log)
 
     def __enter__(self) -> Self:
         return self
@@ -55,9 +36,8 @@ class Service:
     @property
     def ended(self) -> str | None:
         """How it ended, if it has, with the end of its log."""
-        if self._process.poll() is None:
-            return None
-        return f"headwater serve ended with code {self._process.returncode}: {self.said}"
+        code = self._program.code
+        return None if code is None else f"headwater serve ended with code {code}: {self.said}"
 
     @property
     def said(self) -> str:
@@ -70,15 +50,5 @@ class Service:
         """Has it finish what runs, and waits for that; harmless when it has ended."""
         if self._log.closed:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(STOPPING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        finally:
-            self._log.close()
-            assert self._process.stdin is not None
-            with suppress(BrokenPipeError):
-                self._process.stdin.write(b"\n")
-                self._process.stdin.close()
+        self._program.stop(STOPPING_SECONDS)
+        self._log.close()
