@@ -20,10 +20,13 @@ ON_SPARK := tests/conformance tests/oracle $(addprefix tests/integration/test_,t
 # What depends on the server's version.
 ON_EACH_SERVER := tests/integration tests/oracle tests/migration tests/crash tests/spark/test_dispatch.py tests/spark/test_transport.py
 
+# What runs programs as users do, and waits for them more than it computes.
+AS_PROGRAMS := tests/service tests/acceptance
+
 SYSTEM_SERVER := $(BIN)/python -c 'from headwater.embedded import find_installations as find; \
 	print(next((i for i in find() if i.origin != "wheel"), ""))'
 
-.PHONY: help install demo test test-embedded test-spark test-system test-long conformance check format soak soak-concurrency crash clean
+.PHONY: help install demo test test-embedded test-service test-spark test-system test-long conformance check format soak soak-concurrency crash clean
 
 help: ## Show this list (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,11 +48,15 @@ demo: $(STAMP) ## Show stream tables at work on a private PostgreSQL
 test: $(STAMP) ## Run the suite on the embedded server, Spark, the system's server
 	@# Two at a time, for each leaves a core idle most of the time; one after the other on the screen.
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
-		test-embedded test-spark test-system
+		test-embedded test-service test-spark test-system
 
-test-embedded: $(STAMP) ## Run the suite on the embedded server
+test-embedded: $(STAMP) ## Run the suite on the embedded server, but what test-service runs
 	@echo "== testing on the embedded PostgreSQL"
-	HEADWATER_TEST_SERVER=embedded $(BIN)/python -m pytest $(PYTEST_ARGS)
+	HEADWATER_TEST_SERVER=embedded $(BIN)/python -m pytest $(addprefix --ignore=,$(AS_PROGRAMS)) $(PYTEST_ARGS)
+
+test-service: $(STAMP) ## Run the tests of the programs: the service, the commands, the demo
+	@echo "== testing the programs on the embedded PostgreSQL"
+	HEADWATER_TEST_SERVER=embedded $(BIN)/python -m pytest $(AS_PROGRAMS) $(PYTEST_ARGS)
 
 test-spark: $(STAMP) ## Run the main differential tests on Spark
 	@echo "== testing on Spark"
