@@ -73,7 +73,13 @@ def test_who_comes_first(dsn: str, hw: Headwater, conn: Connection, schedule: St
         schedule="50ms",
     )
     conn.execute("INSERT INTO orders VALUES (1, 'north', 5)")
+    hw.set("drain", "on")  # until all are due, the cold one after ten times its interval
     schedule(parallel_refresh_mode="off")
+    latest = (
+        "SELECT max(last_refresh_at) + interval '1 second' < clock_timestamp() FROM headwater.stream_tables"
+    )
+    eventually(lambda: scheduler(conn, "ticks") and value(conn, latest))
+    hw.set("drain", "off")
     names = ("cold", "warm", "hot", "whole")
     eventually(lambda: fresh(hw, *names))
     first = (
