@@ -170,6 +170,7 @@ def measure(
             _make_source(hw.connection, f"{name}_source")
             schedule = "10ms" if name == "fast" else None  # who captures a table for it, leaves it alone
             hw.create(f"{SCHEMA}.{name}", TOTALS.format(table=f"{SCHEMA}.{name}_source"), schedule=schedule)
+        hw.connection.execute("ANALYZE")  # which autovacuum does within a minute
         with Service(dsn, SETTINGS), bystander(dsn) as writer, bystander(dsn) as reader:
             time.sleep(2 * PAUSE)
             costs = _graphs(hw, shapes, writer, reader, repetitions, progress) if shapes else []

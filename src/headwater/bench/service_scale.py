@@ -116,6 +116,8 @@ def prepare(dsn: str, size: int, progress: Progress) -> Creation:
         for job in as_completed(jobs):
             done += job.result()
             progress(f"{size:,} stream tables: {len(there) + done:,} created")
+    with bystander(dsn) as connection:
+        connection.execute("ANALYZE")  # which autovacuum does within a minute
     return Creation(
         stream_tables=size, created=done, seconds=time.monotonic() - began, processes=processes if done else 0
     )
