@@ -6,9 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import psycopg
+
 from headwater import Headwater
 from headwater.db import install
-from headwater.errors import NotFound
+from headwater.db.connection import translated
+from headwater.errors import HeadwaterError, NotFound
 
 SHOP = """
 CREATE TABLE kinds (id int PRIMARY KEY, name text, rate int);
@@ -87,7 +90,10 @@ def _same(run: Callable[[Headwater], object], before: str = CHANGE, installed: b
 
 def _migrate_from_first(hw: Headwater) -> None:
     """A catalog as the first version made it, brought up to date."""
-    install.migrate(hw.connection, install.migrations()[:1])
+    try:
+        install.migrate(hw.connection, install.migrations()[:1])
+    except psycopg.Error as error:  # which is no verb by itself, that would say it in our words
+        raise translated(error, "migrate", HeadwaterError) from error
     hw.migrate()
 
 

@@ -147,14 +147,14 @@ def connect(dsn: str, mode: PoolerMode = "auto") -> PinnedConnection:
     """
     try:
         connection = PinnedConnection.connect(dsn, autocommit=True, application_name="headwater")
-    except psycopg.Error as error:
+        if mode == "transaction" or not _pin_session(connection, unless_pooled=mode == "auto"):
+            connection.share_sessions()
+    except psycopg.Error as error:  # also if it broke as soon as it was there
         raise ConnectionFailed(
             "cannot connect to the database",
             detail=str(error).strip(),
             hint="check --dsn or HEADWATER_DSN, for example postgresql://user@host:5432/dbname",
         ) from error
-    if mode == "transaction" or not _pin_session(connection, unless_pooled=mode == "auto"):
-        connection.share_sessions()
     return connection
 
 
