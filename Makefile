@@ -46,8 +46,8 @@ demo: $(STAMP) ## Show stream tables at work on a private PostgreSQL
 	$(BIN)/headwater demo
 
 test: $(STAMP) ## Run the suite on the embedded server, Spark, the system's server
-	@# Two at a time, for each leaves a core idle most of the time; one after the other on the screen.
-	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
+	@# Two at a time, for each leaves a core idle most of the time; one after the other on the screen, and all of them.
+	@$(MAKE) --no-print-directory --keep-going -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
 		test-embedded test-service test-spark test-system
 
 test-embedded: $(STAMP) ## Run the suite on the embedded server, but what test-service runs

@@ -15,8 +15,11 @@ import psycopg
 
 from headwater import catalog, config, history, jobs, uninstall
 from headwater.advice import MissingIndex, missing_indexes
+from headwater.alteration import Alteration
 from headwater.catalog import EngineName, Mode, StreamTable, TierChoice
+from headwater.choosing import Request
 from headwater.config import Setting, Settings
+from headwater.creation import Creation
 from headwater.db import install, privileges
 from headwater.db.connection import Connection, bound, transaction, translated
 from headwater.db.privileges import Check
@@ -28,11 +31,12 @@ from headwater.explain import Explanation, explain
 from headwater.history import HistoryEntry, Outcome
 from headwater.jobs import RunningJob
 from headwater.keeping import kept_layers
-from headwater.lifecycle import Lifecycle, Options
 from headwater.monitor import StreamTableStatus, statuses
+from headwater.options import Options, altered_options
 from headwater.overview import Overlook, Overview
 from headwater.plan.dialect import literal
-from headwater.refresh import Refresher, Request
+from headwater.refresh import Refresher
+from headwater.removal import Removal
 from headwater.repair import Repair, Repaired
 from headwater.uninstall import Installation
 from headwater.upgrade import upgrade
@@ -133,8 +137,9 @@ class Headwater:
         install.require_primary(self._connection)
         settings = self._applied_settings(state)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
-        lifecycle = Lifecycle(self._connection, settings, self._reader, refresher, self._route)
-        repair = Repair(self._connection, settings.lock_attempts, refresher, lifecycle)
+        attempts = settings.lock_attempts
+        creation = Creation(self._connection, attempts, self._reader, refresher, self._route)
+        repair = Repair(self._connection, attempts, refresher, creation, Removal(self._connection, attempts))
         return repair.run(restored=state.restored)
 
     @_verb
@@ -190,10 +195,10 @@ class Headwater:
         With cascade, what reads the one that is replaced and does not fit the new columns is dropped.
         """
         self._sweep(now=True)
-        lifecycle = self._lifecycle()
+        creation = self._creation()
         options = Options(mode=mode, engine=engine, schedule=schedule, tier=tier)
         try:
-            return lifecycle.create(name, query, options, or_replace=or_replace, cascade=cascade)
+            return creation.create(name, query, options, or_replace=or_replace, cascade=cascade)
         except AlreadyExists as error:
             if not if_not_exists:
                 raise
@@ -220,25 +225,29 @@ class Headwater:
     ) -> StreamTable:
         """Changes the query and the options that are given; cascade drops what does not fit a new query."""
         self._sweep()
-        lifecycle = self._lifecycle()
-        if query is not None:
-            jobs.sweep(self._connection)
-        return lifecycle.alter(
-            catalog.find(self._connection, name),
-            text=query,
-            cascade=cascade,
-            mode=mode,
-            engine=engine,
-            schedule=schedule,
-            unscheduled=unscheduled,
-            tier=tier,
+        if query is None:
+            alteration = self._alteration()
+            return alteration.alter(
+                catalog.find(self._connection, name),
+                mode=mode,
+                engine=engine,
+                schedule=schedule,
+                unscheduled=unscheduled,
+                tier=tier,
+            )
+        creation = self._creation()
+        jobs.sweep(self._connection)
+        found = catalog.find(self._connection, name)
+        options = altered_options(
+            found, mode=mode, engine=engine, schedule=schedule, unscheduled=unscheduled, tier=tier
         )
+        return creation.replace(found, query, options, cascade=cascade)
 
     @_verb
     def drop(self, name: str, *, cascade: bool = False) -> builtins.list[str]:
         """Drops a stream table; the names of all that went."""
-        lifecycle = self._lifecycle()
-        dropped = lifecycle.drop(catalog.find(self._connection, name), cascade=cascade)
+        removal = self._removal()
+        dropped = removal.drop(catalog.find(self._connection, name), cascade=cascade)
         self._sweep(now=True)  # after it, for what a dead creator left is found by its name, too
         return dropped
 
@@ -256,14 +265,14 @@ class Headwater:
     @_verb
     def suspend(self, name: str, reason: str | None = None) -> StreamTable:
         """Has nobody refresh a stream table, nor those that read it, until it is resumed; capture goes on."""
-        lifecycle = self._lifecycle()
-        return lifecycle.suspend(catalog.find(self._connection, name), reason)
+        alteration = self._alteration()
+        return alteration.suspend(catalog.find(self._connection, name), reason)
 
     @_verb
     def resume(self, name: str) -> StreamTable:
         """Lets a suspended stream table be refreshed again, from where it was."""
-        lifecycle = self._lifecycle()
-        return lifecycle.resume(catalog.find(self._connection, name))
+        alteration = self._alteration()
+        return alteration.resume(catalog.find(self._connection, name))
 
     def drain(self) -> None:
         """Has the service begin no more refreshes in this database; capture goes on."""
@@ -303,7 +312,7 @@ class Headwater:
         refresher = self._refresher()
         found = catalog.find(self._connection, name)
         with transaction(self._connection, rollback=True):
-            definition = refresher.read_definition(found)
+            definition = refresher.upkeep.read_definition(found)
             if definition.mode_for(found.mode) == "full":
                 return []
             layers = kept_layers(self._connection, found.id, definition)
@@ -369,10 +378,10 @@ class Headwater:
         started = time.monotonic()
         if not now and self._swept is not None and started - self._swept < SWEEPING_INTERVAL:
             return
-        lifecycle = self._lifecycle()
+        removal = self._removal()
         try:
             jobs.sweep(self._connection)
-            lifecycle.sweep()
+            removal.sweep()
         except psycopg.Error:
             if self._connection.closed:
                 raise
@@ -381,10 +390,18 @@ class Headwater:
     def _refresher(self) -> Refresher:
         return Refresher(self._connection, self._settings(writing=True), self._reader, self._dispatch)
 
-    def _lifecycle(self) -> Lifecycle:
+    def _creation(self) -> Creation:
         settings = self._settings(writing=True)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
-        return Lifecycle(self._connection, settings, self._reader, refresher, self._route)
+        return Creation(self._connection, settings.lock_attempts, self._reader, refresher, self._route)
+
+    def _alteration(self) -> Alteration:
+        settings = self._settings(writing=True)
+        refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
+        return Alteration(self._connection, settings.lock_attempts, self._reader, refresher)
+
+    def _removal(self) -> Removal:
+        return Removal(self._connection, self._settings(writing=True).lock_attempts)
 
 
 def _require_resumed(stream_table: StreamTable, suspended: builtins.list[StreamTable]) -> None:

@@ -45,8 +45,11 @@ from headwater.plan.operators import (
 )
 from headwater.plan.parse import Parsed, Relations, View, parse_query
 from headwater.plan.render import Column, now_sql
+from headwater.remembered import Remembered
 
 DEFINITIONS = "headwater_defs"
+REMEMBERED = 10_000
+"""Definitions that a process keeps."""
 
 # Types whose equality is identity. For the others equal values can differ: 1.0 and 1.00, 0 and -0.
 EXACT_TYPES = frozenset(
@@ -156,12 +159,20 @@ def _deparsed(connection: Connection, text: str, parameters: Mapping[str, object
         raise psycopg.errors.SerializationFailure(str(error)) from error
 
 
+class Definitions(Remembered[int, Definition]):
+    """The definitions of one database that a process has read, by their views; connections may share them."""
+
+    def __init__(self) -> None:
+        super().__init__(REMEMBERED)
+        self.found = self.read = 0  # how often one was there, and how often it had to be read
+
+
 class DefinitionReader:
     """Reads definitions, and keeps each plan for as long as what it was made from stays the same."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, known: Definitions | None = None) -> None:
         self._connection = connection
-        self._known: dict[int, Definition] = {}
+        self._known = known if known is not None else Definitions()
 
     def read(self, view: int) -> Definition:
         """The definition behind a view.
@@ -174,8 +185,12 @@ class DefinitionReader:
             or _signature(self._connection, view, known.relations) != known.signature
             or known.view != _name(self._connection, view)  # it took the place of another definition
         ):
-            self._known[view] = _read_definition(self._connection, view)
-        return self._known[view]
+            known = _read_definition(self._connection, view)
+            self._known.put(view, known)
+            self._known.read += 1
+        else:
+            self._known.found += 1
+        return known
 
 
 def same_meaning(connection: Connection, one_view: int, other_view: int) -> bool:

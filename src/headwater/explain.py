@@ -13,8 +13,9 @@ from headwater.clock import Phases
 from headwater.db.connection import Connection, transaction
 from headwater.db.work import Recorder
 from headwater.engine.experience import Prediction
+from headwater.engine.postgres import PostgresEngine
 from headwater.keeping import kept_layers, kept_parts
-from headwater.maintenance import apply, bring_kept_up_to_date, compute, stage
+from headwater.maintenance import apply, bring_kept_up_to_date, compute, small_change, stage
 from headwater.plan.aggregates import obstacle
 from headwater.plan.dialect import render
 from headwater.plan.maintain import BagPlan, GroupPlan, MaintenancePlan
@@ -73,15 +74,15 @@ class Explanation:
 def explain(connection: Connection, refresher: Refresher, stream_table: StreamTable) -> Explanation:
     """Plans a stream table as a refresh would, with every source changed, and writes the statements down."""
     with transaction(connection, rollback=True):
-        definition = refresher.read_definition(stream_table)
+        definition = refresher.upkeep.read_definition(stream_table)
         mode = definition.mode_for(stream_table.mode)
         plan = definition.maintenance(mode)
-        target = refresher.target(stream_table, definition)
+        target = refresher.upkeep.target(stream_table, definition)
         reasons = list(definition.reasons or stream_table.mode_reasons)
         recorder = Recorder()
         layers = kept_layers(connection, stream_table.id, definition) if mode == "differential" else None
         plans = [*(part.plan for part in layers.kept), layers.top] if layers else [plan]
-        engines, decision = refresher.explained(stream_table, definition, plans, recorder)
+        engines, decision = refresher.upkeep.explained(stream_table, definition, plans, recorder)
         if isinstance(plan, BagPlan | GroupPlan):
             assert layers is not None
             sources = catalog.sources_of(connection, stream_table.id)
@@ -91,6 +92,10 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
             frontier = stream_table.frontier or Frontier(snapshot="1:1:", applied_by="0")
             pending = {source.relation: 1 for source in plan.sources}
             left = frozenset() if layers.kept else engines(layers.top).in_place(layers.top, pending)
+            if engines(layers.top).name == PostgresEngine.name:
+                small = small_change(layers, pending, tables, frontier, target)
+                if small is not None:
+                    recorder.note("all at once, if few rows changed", small.sql)
             staged = stage(recorder, plan, pending, tables, frontier, left)
             if staged.tables:
                 label = stream_table.label
@@ -112,7 +117,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         engine_reason=decision.reason,
         schedule=stream_table.schedule,
         reasons=tuple(reasons),
-        predictions=refresher.predictions(stream_table) if mode == "differential" else (),
+        predictions=refresher.upkeep.predictions(stream_table) if mode == "differential" else (),
         indexes=indexes,
         query=definition.text,
         operators=tuple(_operators(plan, kept)),

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from headwater.apply.at_once import AtOnce, at_once
 from headwater.apply.merge import Applied, Target, apply_bag, apply_groups
 from headwater.capture import buffers
 from headwater.catalog import Frontier
 from headwater.clock import Phases
 from headwater.db.work import Scratch
 from headwater.engine.base import Engine, Engines
+from headwater.engine.postgres import PostgresEngine, is_one_query
 from headwater.plan.dialect import render
-from headwater.plan.keep import Kept
+from headwater.plan.keep import Kept, Layers
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.operators import referenced_columns
 from headwater.plan.reach import own_conditions
@@ -49,13 +51,42 @@ def stage(
             left[relation] = Changes(buffers.change_table_sql(change_tables[relation]), pending[relation])
             rows[staged[relation]] = pending[relation]
             continue
-        own = own_conditions(plan.root, relation)
-        condition = render(own) if own is not None else None
-        found = scratch.fill(table, buffers.staging_sql(*where, condition))
+        found = scratch.fill(table, buffers.staging_sql(*where, _condition(plan, relation)))
         if found:
             staged[relation] = scratch.name(table)
             rows[staged[relation]] = found
     return Staged(staged, left, rows=rows)
+
+
+def _condition(plan: IncrementalPlan, relation: int) -> str | None:
+    """What the change rows of a source must meet to be of any concern."""
+    own = own_conditions(plan.root, relation)
+    return render(own) if own is not None else None
+
+
+def small_change(
+    layers: Layers,
+    pending: Mapping[int, int],
+    change_tables: Mapping[int, str],
+    frontier: Frontier,
+    target: Target,
+) -> AtOnce | None:
+    """The one statement that takes a change in, if it is small and of a plan that needs no steps between."""
+    plan = layers.top
+    if layers.kept or not is_one_query(plan, pending):
+        return None
+    wanted, in_place = referenced_columns(plan.root), PostgresEngine().in_place(plan, pending)
+    changes = {}
+    for source in plan.sources:
+        relation, rows = source.relation, pending.get(source.relation)
+        if not rows:
+            continue
+        where = (source, wanted[relation], change_tables[relation], frontier)
+        if relation in in_place:
+            changes[relation] = buffers.changes_sql(*where, rows)
+        else:
+            changes[relation] = buffers.staging_sql(*where, _condition(plan, relation), rows)
+    return at_once(plan, target, changes)
 
 
 def bring_kept_up_to_date(

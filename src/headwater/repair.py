@@ -27,14 +27,16 @@ from headwater import catalog, jobs
 from headwater.capture.registry import LIFECYCLE_LOCK
 from headwater.capture.triggers import CHANGES, GUARDS
 from headwater.catalog import StreamTable
+from headwater.choosing import Request
+from headwater.creation import Creation
 from headwater.db import install
 from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.queries import query
 from headwater.db.work import statement
 from headwater.definition import DEFINITIONS, new_definition_name
 from headwater.errors import HeadwaterError, RefreshFailed
-from headwater.lifecycle import Lifecycle
-from headwater.refresh import Refresher, Request
+from headwater.refresh import Refresher
+from headwater.removal import Removal
 
 RESTORED = "the database was restored from a dump"
 DEFINITION_GONE = "its definition was dropped with something that it reads"
@@ -55,12 +57,18 @@ class Repair:
     """Repairs the stream tables of one database."""
 
     def __init__(
-        self, connection: Connection, lock_attempts: int, refresher: Refresher, lifecycle: Lifecycle
+        self,
+        connection: Connection,
+        lock_attempts: int,
+        refresher: Refresher,
+        creation: Creation,
+        removal: Removal,
     ) -> None:
         self._connection = connection
         self._lock_attempts = lock_attempts
         self._refresher = refresher
-        self._lifecycle = lifecycle
+        self._creation = creation
+        self._removal = removal
 
     def run(self, *, restored: bool) -> list[Repaired]:
         """Repairs what needs it; one entry for each stream table, in the order of their creation."""
@@ -108,7 +116,7 @@ class Repair:
     def _repair(self, stream_table: StreamTable) -> Repaired:
         label = stream_table.label
         if stream_table.status == "initializing":
-            self._lifecycle.clear_dead_creation(stream_table.schema, stream_table.name)
+            self._removal.clear_dead_creation(stream_table.schema, stream_table.name)
             return Repaired(stream_table=label, status="removed", reason="its creation was interrupted")
         defined, stored, text = one(self._connection, query("repair", "parts"), {"id": stream_table.id})
         if not defined:
@@ -117,7 +125,7 @@ class Repair:
         if lost:
             reason = stream_table.rebuild_reason or VIEW_GONE
             self._refresher.adopt(stream_table.id)
-            self._lifecycle.reload(stream_table, reason)
+            self._creation.reload(stream_table, reason)
             return Repaired(stream_table=label, status="rebuilt", reason=reason)
         reason = (stream_table.rebuild_reason if defined else DEFINITION_GONE) or ""
         if reason:

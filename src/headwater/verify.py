@@ -19,6 +19,7 @@ import psycopg
 from headwater import catalog
 from headwater.capture.registry import partitions_moved
 from headwater.catalog import Closure, StreamTable
+from headwater.choosing import Request
 from headwater.config import Settings
 from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.work import statement
@@ -26,7 +27,7 @@ from headwater.definition import Definition, definition_name
 from headwater.errors import DriftDetected, RefreshFailed
 from headwater.plan.dialect import identifier
 from headwater.plan.render import Column
-from headwater.refresh import Refresher, Request
+from headwater.refresh import Refresher
 
 FLOAT_TOLERANCE = 1e-9
 MOST_DIFFERENCES = 10_000
@@ -87,7 +88,7 @@ def _verify(
         else:
             notes.append("it recomputes at each refresh and is compared as it is stored")
         connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
-        definition = refresher.read_definition(stream_table)
+        definition = refresher.upkeep.read_definition(stream_table)
         query = definition_name(connection, stream_table.id).as_string(connection)
         stored = f"{identifier(stream_table.schema)}.{identifier(stream_table.name)}"
         missing = _difference(connection, definition, query, stored)

@@ -46,7 +46,9 @@ def test_deltas_on_both_engines(tmp_path: Path) -> None:
         assert item["table_rows"] == 500
         assert 0 < item["database_ms"] <= item["elapsed_ms"]
         assert item["against_full"] > 0
-        assert item["phases"]["apply"] > 0
+        assert item["phases"]["compute"] > 0
+        # Inside the database so small a change is computed and applied by one statement.
+        assert ("apply" in item["phases"]) == (item["engine"] == "spark")
     assert all(item["against_postgres"] == 1 for item in measured if item["engine"] == "postgres")
     assert "<svg" in picture.read_text()
 

@@ -22,7 +22,7 @@ from psycopg.conninfo import make_conninfo
 import headwater
 from headwater import catalog
 from headwater.cli import run
-from headwater.cli.commands import cli
+from headwater.cli.group import cli
 from headwater.cli.invocation import Invocation
 from headwater.jobs import Job
 
@@ -276,7 +276,8 @@ def test_explain(program: Program, inside: Inside) -> None:
     text = program.run("explain", "revenue").stdout
     assert "differential (asked for: auto)" in text
     assert re.search(r"^aggregate by .*\n└── scan public\.sales", text, re.MULTILINE)
-    assert re.search(r"^step 1: .*\nINSERT INTO ", text, re.MULTILINE)
+    assert re.search(r"^step 1: all at once, if few rows changed\nWITH ", text, re.MULTILINE)
+    assert re.search(r"^step 2: .*\nINSERT INTO ", text, re.MULTILINE)
     assert "\x1b" not in text
 
     found = program.json("explain", "revenue")

@@ -22,7 +22,7 @@ from psycopg.conninfo import make_conninfo
 
 import headwater
 from headwater import config, errors
-from headwater.cli.commands import cli
+from headwater.cli.group import cli
 from headwater.engine.spark import java
 from headwater.explain import Explanation
 from headwater.history import HistoryEntry

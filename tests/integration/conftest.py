@@ -26,6 +26,19 @@ def hw(dsn: str, connect: Callable[[str], Headwater]) -> Iterator[Headwater]:
 
 
 @pytest.fixture
+def in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has small changes taken in as larger ones are, by several statements with temporary tables."""
+    monkeypatch.setattr("headwater.maintenance.is_one_query", lambda plan, pending: False)
+
+
+@pytest.fixture(params=["at once", "in steps"])
+def either_way(request: pytest.FixtureRequest) -> None:
+    """Small changes taken in by one statement, and by several."""
+    if request.param == "in steps":
+        request.getfixturevalue("in_steps")
+
+
+@pytest.fixture
 def new_role(dsn: str, admin: psycopg.Connection) -> Iterator[Callable[[], tuple[str, str]]]:
     """Makes a role without any privilege; its name and a DSN by which it reaches the test's database."""
     made: list[str] = []

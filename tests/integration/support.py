@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from headwater import Headwater, Outcome, catalog
-from headwater.db.work import statement
+from headwater.db.work import Scratch, statement
 from headwater.definition import definition_name
 
 Connection = psycopg.Connection[Any]
@@ -20,6 +21,23 @@ Result = TypeVar("Result")
 
 WAITING_IS_LONG = 30.0
 """Seconds after which a test gives up on another thread; nothing is asserted about the time it takes."""
+
+
+class Meddled(Scratch):
+    """The steps of a refresh, after each of which something happens."""
+
+    def meddle(self) -> None:
+        raise NotImplementedError
+
+    def fill(self, table: str, select: str) -> int:
+        rows = super().fill(table, select)
+        self.meddle()
+        return rows
+
+    def row(self, what: str, text: str) -> TupleRow:
+        found = super().row(what, text)
+        self.meddle()
+        return found
 
 
 def value(conn: Connection, query: str, *parameters: object) -> Any:

@@ -19,8 +19,9 @@ from tests.integration.support import (
 
 import headwater
 from headwater import Headwater
+from headwater.creation import Place
 from headwater.errors import AlreadyExists, DependentsExist, InvalidSetting, NotFound
-from headwater.lifecycle import Options, Place
+from headwater.options import Options
 
 Connection = psycopg.Connection[Any]
 
@@ -267,7 +268,7 @@ def test_a_creator_that_died_between_its_transactions_is_cleared_away(
     before = footprint(conn)
     with headwater.connect(dsn) as dying:
         options = Options(mode="auto", engine="auto")
-        dying._lifecycle()._prepare(dying.connection, Place("public", "st"), "SELECT id FROM items", options)
+        dying._creation()._prepare(dying.connection, Place("public", "st"), "SELECT id FROM items", options)
         assert hw.status("st").status == "initializing"
         assert capture_triggers(conn, "items") == TRIGGERS
         with pytest.raises(AlreadyExists) as caught:
@@ -288,8 +289,6 @@ def test_a_creator_that_died_between_its_transactions_is_cleared_away(
 def test_what_a_dead_creator_left_can_be_dropped(hw: Headwater, dsn: str, conn: Connection) -> None:
     before = footprint(conn)
     with headwater.connect(dsn) as dying:
-        dying._lifecycle()._prepare(
-            dying.connection, Place("public", "st"), "SELECT id FROM items", Options()
-        )
+        dying._creation()._prepare(dying.connection, Place("public", "st"), "SELECT id FROM items", Options())
     hw.drop("st")
     assert footprint(conn) == before

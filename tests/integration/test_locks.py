@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from tests.integration.support import (
     WAITING_IS_LONG,
+    Meddled,
     assert_fresh,
     change_table,
     in_background,
@@ -25,6 +26,7 @@ from tests.integration.support import (
 
 import headwater
 from headwater import Headwater, catalog
+from headwater.choosing import Request
 from headwater.config import Settings
 from headwater.db.connection import bound, connect
 from headwater.db.route import Route
@@ -32,7 +34,7 @@ from headwater.db.work import Scratch
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
 from headwater.errors import LockNotAvailable
-from headwater.refresh import Refresher, Request
+from headwater.refresh import Refresher
 
 Connection = psycopg.Connection[Any]
 SUMS = "SELECT kind, count(*) AS n, sum(price) AS total FROM items GROUP BY kind"
@@ -110,18 +112,16 @@ class Pause:
         return Paused(self, connection, prefix)
 
 
-class Paused(Scratch):
-    """Waits after each temporary table that it filled."""
+class Paused(Meddled):
+    """Waits after each of them."""
 
     def __init__(self, pause: Pause, connection: Connection, prefix: str) -> None:
         super().__init__(connection, prefix)
         self._pause = pause
 
-    def fill(self, table: str, select: str) -> int:
-        rows = super().fill(table, select)
+    def meddle(self) -> None:
         self._pause.reached.set()
         assert self._pause.resume.wait(WAITING_IS_LONG)
-        return rows
 
 
 @contextmanager
@@ -143,6 +143,7 @@ def paused_refresh(dsn: str, name: str, *, full: bool = False) -> Iterator[None]
             running.result(WAITING_IS_LONG)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("full", [False, True], ids=["delta", "recompute"])
 def test_no_writer_waits_for_a_refresh(hw: Headwater, dsn: str, conn: Connection, full: bool) -> None:
     hw.create("sums", SUMS)

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 from tests.integration.support import (
+    Meddled,
     assert_fresh,
     footprint,
     in_background,
@@ -18,13 +19,14 @@ from tests.integration.support import (
 from tests.statements import watched
 
 from headwater import Headwater, catalog
+from headwater.choosing import Request
 from headwater.config import Settings
 from headwater.db.connection import connect
 from headwater.db.route import Route
-from headwater.db.work import Scratch, statement
+from headwater.db.work import statement
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
-from headwater.refresh import Refresher, Request
+from headwater.refresh import Refresher
 
 Connection = psycopg.Connection[Any]
 
@@ -158,6 +160,7 @@ def test_a_partition_that_goes_and_comes_between_two_refreshes(hw: Headwater, co
     refresh(hw, "sums")
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_partition_that_is_attached_while_a_refresh_runs(hw: Headwater, dsn: str, conn: Connection) -> None:
     hw.create("rows", ROWS)
     conn.execute(
@@ -165,12 +168,10 @@ def test_a_partition_that_is_attached_while_a_refresh_runs(hw: Headwater, dsn: s
     )
     attached: list[object] = []
 
-    class Attaching(Scratch):
-        def fill(self, table: str, select: str) -> int:
-            rows = super().fill(table, select)
+    class Attaching(Meddled):
+        def meddle(self) -> None:
             if not attached:
                 attached.append(conn.execute(ATTACH))
-            return rows
 
     connection = connect(dsn)
     try:

@@ -28,6 +28,7 @@ import headwater
 from headwater import Headwater, HeadwaterError
 from headwater.capture import consumers
 from headwater.catalog import find
+from headwater.creation import Place
 from headwater.errors import (
     AlreadyExists,
     CyclicDependency,
@@ -36,7 +37,7 @@ from headwater.errors import (
     LockNotAvailable,
     NotIncremental,
 )
-from headwater.lifecycle import Options, Place
+from headwater.options import Options
 
 Connection = psycopg.Connection[Any]
 
@@ -329,7 +330,7 @@ def test_a_dead_replacement_goes_with_its_stream_table(hw: Headwater, dsn: str, 
     hw.create("st", "SELECT id FROM items")
     with headwater.connect(dsn) as dying:
         place = Place("headwater_data", "st_1", find(hw.connection, "st"))
-        dying._lifecycle()._prepare(dying.connection, place, "SELECT id, kind FROM items", Options())
+        dying._creation()._prepare(dying.connection, place, "SELECT id, kind FROM items", Options())
         with pytest.raises(AlreadyExists):
             hw.alter("st", query="SELECT kind FROM items")
     hw.drop("st")

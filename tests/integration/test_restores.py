@@ -17,9 +17,10 @@ from tests.integration.support import assert_fresh, capture_triggers, contents, 
 
 import headwater
 from headwater import Headwater
+from headwater.creation import Place
 from headwater.embedded import Installation, Server, find_installations
 from headwater.errors import ConsumerLost, MissingPrivilege, RefreshFailed, RepairNeeded
-from headwater.lifecycle import Options, Place
+from headwater.options import Options
 
 Connection = psycopg.Connection[Any]
 
@@ -293,10 +294,10 @@ def test_what_the_dump_lacks_does_not_hold_up_the_rest(
     """Also it was taken in the middle of a creation."""
     with headwater.connect(origin.dsn("shop")) as hw:
         query = qualified(QUERIES["sold"])
-        half = hw._lifecycle()._prepare(hw.connection, Place("public", "half"), query, Options())
+        half = hw._creation()._prepare(hw.connection, Place("public", "half"), query, Options())
         options = ("--format=custom", "--exclude-table=public.labels")
         dump(origin.installation, origin.dsn("shop"), tmp_path / "shop.dump", *options)
-        hw._lifecycle()._remove(half, cascade=False)
+        hw._removal().remove(half, cascade=False)
     dsn = new_database(target, "lacking")
     restore(target.installation, dsn, tmp_path / "shop.dump", check=False)
     with headwater.connect(dsn) as hw:

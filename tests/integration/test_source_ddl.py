@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.integration.support import (
+    Meddled,
     assert_fresh,
     capture_triggers,
     refresh,
@@ -19,14 +20,15 @@ from tests.integration.support import (
 
 import headwater
 from headwater import Headwater, Outcome, catalog
+from headwater.choosing import Request
 from headwater.config import Settings
 from headwater.db.connection import connect
 from headwater.db.route import Route
-from headwater.db.work import Scratch, statement
+from headwater.db.work import statement
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
 from headwater.errors import RefreshFailed
-from headwater.refresh import Refresher, Request
+from headwater.refresh import Refresher
 
 Connection = psycopg.Connection[Any]
 
@@ -192,13 +194,11 @@ def refreshed_while(dsn: str, name: str, act: Callable[[Connection], None]) -> O
     """Refreshes, and does something once its transaction has read from the sources."""
     acted: list[None] = []
 
-    class Acting(Scratch):
-        def fill(self, table: str, select: str) -> int:
-            rows = super().fill(table, select)
+    class Acting(Meddled):
+        def meddle(self) -> None:
             if not acted:
                 acted.append(None)
                 act(self._connection)
-            return rows
 
     with connect(dsn) as connection:
         refresher = Refresher(
@@ -209,6 +209,7 @@ def refreshed_while(dsn: str, name: str, act: Callable[[Connection], None]) -> O
     return outcome
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     "ddl",
     [
@@ -243,6 +244,7 @@ def test_ddl_waits_for_a_refresh(hw: Headwater, dsn: str, conn: Connection, ddl:
     refresh(hw, "public.st")
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     "ddl",
     [

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from tests.integration.support import (
     WAITING_IS_LONG,
+    Meddled,
     in_background,
     refresh,
     value,
@@ -25,17 +26,20 @@ from tests.integration.support import (
 
 import headwater
 from headwater import Headwater, catalog
+from headwater.alteration import Alteration
+from headwater.choosing import Request
 from headwater.config import Settings
+from headwater.creation import Creation
 from headwater.db import install
 from headwater.db.connection import connect
 from headwater.db.install import Migration, latest_version, migrations
 from headwater.db.route import Route
-from headwater.db.work import Scratch
 from headwater.definition import DefinitionReader
 from headwater.engine.dispatch import Dispatch
 from headwater.errors import CatalogVersionMismatch
-from headwater.lifecycle import Lifecycle, Options
-from headwater.refresh import Refresher, Request
+from headwater.options import Options
+from headwater.refresh import Refresher
+from headwater.removal import Removal
 
 Connection = psycopg.Connection[Any]
 OLD = migrations()[:3]
@@ -135,13 +139,12 @@ def test_a_migration_waits_for_a_refresh_and_later_ones_see_it(dsn: str) -> None
         hw.connection.execute("INSERT INTO public.items VALUES (1)")
         migrated: list[object] = []
 
-        class Meeting(Scratch):
-            def fill(self, table: str, select: str) -> int:
+        class Meeting(Meddled):
+            def meddle(self) -> None:
                 if not migrated:
                     future = pool.submit(lambda: install.migrate(migrating, steps=[*migrations(), NEXT]))
                     migrated.append(future)
                     wait_until_blocked(hw.connection, migrating.info.backend_pid, future)
-                return super().fill(table, select)
 
         refresher = Refresher(worker, Settings(), DefinitionReader(worker), Dispatch(Route(dsn)), Meeting)
         st = catalog.find(worker, "public.st")
@@ -161,8 +164,10 @@ def test_a_refresh_waits_for_a_migration_that_runs(dsn: str) -> None:
         hw.connection.execute("CREATE TABLE public.items (id int)")
         hw.create("public.st", "SELECT id FROM public.items")
         hw.connection.execute("INSERT INTO public.items VALUES (1)")
-        refresher = Refresher(worker, Settings(), DefinitionReader(worker), Dispatch(Route(dsn)))
-        lifecycle = Lifecycle(worker, Settings(), DefinitionReader(worker), refresher, Route(dsn))
+        settings, reader, route = Settings(), DefinitionReader(worker), Route(dsn)
+        attempts = settings.lock_attempts
+        refresher = Refresher(worker, settings, reader, Dispatch(route))
+        creation = Creation(worker, attempts, reader, refresher, route)
         st = catalog.find(worker, "public.st")
         migrating.execute("LOCK TABLE headwater.migration IN ACCESS EXCLUSIVE MODE")
         migrating.execute("INSERT INTO headwater.migration VALUES (%s, 'next')", (NEXT.version,))
@@ -172,9 +177,9 @@ def test_a_refresh_waits_for_a_migration_that_runs(dsn: str) -> None:
             with pytest.raises(CatalogVersionMismatch):
                 future.result()
         for verb in (
-            lambda: lifecycle.drop(st),
-            lambda: lifecycle.alter(st, mode="full"),
-            lambda: lifecycle.create("public.more", "SELECT 1 AS one", Options()),
+            lambda: Removal(worker, attempts).drop(st),
+            lambda: Alteration(worker, attempts, reader, refresher).alter(st, mode="full"),
+            lambda: creation.create("public.more", "SELECT 1 AS one", Options()),
         ):  # as of a program that has looked at the version before
             with pytest.raises(CatalogVersionMismatch):
                 verb()

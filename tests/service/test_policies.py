@@ -143,6 +143,23 @@ def test_hands_are_shared(
     assert shares(pool, quota, wanted) == granted
 
 
+@pytest.mark.parametrize(
+    ("quota", "demands", "before", "granted"),
+    [
+        (0, {"a": (0, 0)}, {"a": 4}, {"a": 4}),
+        (0, {"a": (0, 0)}, {"a": 9}, {"a": 4}),
+        (0, {"a": (0, 0), "b": (0, 9)}, {"a": 4}, {"a": 1, "b": 3}),
+        (0, {"a": (0, 0), "b": (0, 2)}, {"a": 4}, {"a": 2, "b": 2}),
+        (2, {"a": (0, 0)}, {"a": 4}, {"a": 3}),
+    ],
+)
+def test_hands_stay_where_they_were_until_another_wants_them(
+    quota: int, demands: dict[str, tuple[int, int]], before: dict[str, int], granted: dict[str, int]
+) -> None:
+    wanted = {name: Demand(busy, queued, 0.0) for name, (busy, queued) in demands.items()}
+    assert shares(4, quota, wanted, before) == granted
+
+
 def test_databases_share_the_pool_and_it_grows_with_the_queue(
     own_server: Server, program: StartProcess
 ) -> None:

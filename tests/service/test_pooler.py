@@ -20,10 +20,11 @@ import headwater
 from headwater import Headwater
 from headwater.cli import run
 from headwater.cli.invocation import Invocation
+from headwater.creation import Place
 from headwater.db.connection import connect as open_connection
 from headwater.db.connection import is_pooled, one, transaction
 from headwater.errors import AlreadyExists, InvalidQuery, InvalidSetting, RefreshFailed, SessionNeeded
-from headwater.lifecycle import Options, Place
+from headwater.options import Options
 from headwater.service.launcher import Launcher
 from headwater.service.queue import ClaimedJob, External, Membership
 from headwater.service.scheduler import Scheduler
@@ -165,6 +166,15 @@ def test_every_verb(
         for verb in ("explain", "status", "history"):
             does(verb, "large")
         does("list")
+        does("suspend", "large")
+        assert (
+            value(conn, "SELECT status FROM headwater.stream_tables WHERE table_name = 'large'")
+            == "suspended"
+        )
+        does("resume", "large")
+        does("drain")
+        assert value(conn, "SELECT value FROM headwater.setting WHERE name = 'drain'") == "on"
+        does("resume")
         does("cancel", "large", code=1)
         does("repair")
         does("drop", "by_region", code=1)
@@ -269,7 +279,7 @@ def test_a_creator_lives_as_long_as_its_session(
     place = Place("public", "by_region")
     with headwater.connect(pooled_dsn, direct_dsn=dsn) as dying:
         with open_connection(dsn) as session:
-            dying._lifecycle()._prepare(session, place, BY_REGION, Options())
+            dying._creation()._prepare(session, place, BY_REGION, Options())
             with pytest.raises(AlreadyExists, match="is being created by another session"):
                 hw.create("by_region", BY_REGION)
         assert hw.create("by_region", BY_REGION).status == "active"

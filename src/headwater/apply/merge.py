@@ -44,38 +44,166 @@ class Target:
     staged: bool = False  # whether its change is wanted in this refresh, in the scratch table `change`
 
 
+@dataclass(frozen=True)
+class BagStatements:
+    """The statements that apply the weighted rows of one table to a bag, by way of another one."""
+
+    plan: RecomputePlan
+    target: Target
+    delta: str  # SQL name
+    gone: str  # SQL name
+    number: str = "ctid"  # what tells the rows of the delta apart
+
+    @property
+    def gone_sql(self) -> str:
+        """Where the stored rows are that go."""
+        return (
+            f"SELECT c.{ROW} FROM (SELECT s.ctid AS {ROW}, -d.{WEIGHT} AS wanted,"
+            f" row_number() OVER (PARTITION BY d.{self.number}) AS copy"
+            f" FROM {self.delta} AS d JOIN {self.target.storage} AS s ON {self.plan.same_row('s', 'd')}"
+            f" WHERE d.{WEIGHT} < 0) AS c WHERE c.copy <= c.wanted"
+        )
+
+    @property
+    def counts_sql(self) -> str:
+        """How many rows are to go and to come."""
+        return (
+            f"SELECT coalesce(sum(-{WEIGHT}) FILTER (WHERE {WEIGHT} < 0), 0)::bigint,"
+            f" coalesce(sum({WEIGHT}) FILTER (WHERE {WEIGHT} > 0), 0)::bigint FROM {self.delta}"
+        )
+
+    @property
+    def change_sql(self) -> str:
+        """What changes for those that read it, weighted."""
+        return f"SELECT * FROM {self.delta}"
+
+    @property
+    def delete(self) -> str:
+        return _deletion(self.target, self.gone)
+
+    @property
+    def insert(self) -> str:
+        columns = ", ".join(identifier(name) for name in self.plan.stored_columns)
+        qualified = ", ".join(f"d.{identifier(name)}" for name in self.plan.stored_columns)
+        return (
+            f"INSERT INTO {self.target.storage} ({columns}) SELECT {qualified} FROM {self.delta} AS d,"
+            f" generate_series(1, d.{WEIGHT}) AS copy WHERE d.{WEIGHT} > 0"
+        )
+
+    def checked(self, gone: int, wanted: int, coming: int) -> Applied:
+        """What was applied; raises if not all that should go was there."""
+        if gone != wanted:
+            raise _drift(self.target, f"{wanted} rows should go, {gone} of them are stored")
+        return Applied(inserted=coming, deleted=gone)
+
+
 def apply_bag(scratch: Scratch, plan: RecomputePlan, target: Target) -> Applied:
     """Applies the weighted rows in the scratch table `delta`."""
-    delta = scratch.name("delta")
-    columns = ", ".join(identifier(name) for name in plan.stored_columns)
-    qualified = ", ".join(f"d.{identifier(name)}" for name in plan.stored_columns)
-    gone = scratch.fill(
-        "gone",
-        f"SELECT c.{ROW} FROM (SELECT s.ctid AS {ROW}, -d.{WEIGHT} AS wanted,"
-        f" row_number() OVER (PARTITION BY d.ctid) AS copy"
-        f" FROM {delta} AS d JOIN {target.storage} AS s ON {plan.same_row('s', 'd')}"
-        f" WHERE d.{WEIGHT} < 0) AS c WHERE c.copy <= c.wanted",
-    )
-    wanted, coming = scratch.row(
-        "check",
-        f"SELECT coalesce(sum(-{WEIGHT}) FILTER (WHERE {WEIGHT} < 0), 0)::bigint,"
-        f" coalesce(sum({WEIGHT}) FILTER (WHERE {WEIGHT} > 0), 0)::bigint FROM {delta}",
-    )
-    if gone != wanted:
-        raise _drift(target, f"{wanted} rows should go, {gone} of them are stored")
-    _emit(scratch, target, plan.outputs, f"SELECT * FROM {delta}")
-    if gone:
-        scratch.run(
-            "delete",
-            f"DELETE FROM {target.storage} AS s USING {scratch.name('gone')} AS c WHERE s.ctid = c.{ROW}",
+    statements = BagStatements(plan, target, scratch.name("delta"), scratch.name("gone"))
+    gone = scratch.fill("gone", statements.gone_sql)
+    applied = statements.checked(gone, *scratch.row("check", statements.counts_sql))
+    _emit(scratch, target, plan.outputs, statements.change_sql)
+    if applied.deleted:
+        scratch.run("delete", statements.delete)
+    if applied.inserted:
+        scratch.run("insert", statements.insert)
+    return applied
+
+
+@dataclass(frozen=True)
+class GroupStatements:
+    """The statements that reconcile stored groups with new rows in a table, by way of two others."""
+
+    plan: GroupPlan
+    target: Target
+    result: str  # SQL names
+    changed: str
+    gone: str
+
+    @property
+    def changed_sql(self) -> str:
+        """The new rows that differ from what is stored, and where that is."""
+        stored, new = (", ".join(f"{alias}.{column}" for column in self._columns) for alias in ("s", "r"))
+        before, after = (
+            ", ".join(f"{alias}.{column.sql}" for column in self.plan.outputs) for alias in ("s", "r")
         )
-    if coming:
-        scratch.run(
-            "insert",
-            f"INSERT INTO {target.storage} ({columns}) SELECT {qualified} FROM {delta} AS d,"
-            f" generate_series(1, d.{WEIGHT}) AS copy WHERE d.{WEIGHT} > 0",
+        differs = f"record_image_ne(ROW({before}), ROW({after}))"
+        return (
+            f"SELECT s.ctid AS {ROW}, coalesce({self._shown_before}, false) AS {SHOWN},"
+            f" {differs} AS {DIFFERS}, {new}"
+            f" FROM {self.result} AS r LEFT JOIN {self.target.storage} AS s"
+            f" ON {self.plan.same_stored('s', 'r')}"
+            f" WHERE s.ctid IS NULL OR record_image_ne(ROW({stored}), ROW({new}))"
         )
-    return Applied(inserted=coming, deleted=gone)
+
+    def gone_sql(self, affected: str | None) -> str:
+        """Where stored rows are that have no new one, of the keys in a table or of all."""
+        candidates = f"{self.target.storage} AS s"
+        if affected:
+            candidates = f"{affected} AS a JOIN {candidates} ON {self.plan.same_key('s', 'a')}"
+        return (
+            f"SELECT s.ctid AS {ROW}, {self._shown_before} AS {SHOWN} FROM {candidates}"
+            f" WHERE NOT EXISTS (SELECT FROM {self.result} AS r WHERE {self.plan.same_stored('r', 's')})"
+        )
+
+    @property
+    def counts_sql(self) -> str:
+        """How many of the rows that users see come, change and go; how many are new; how many cannot be."""
+        shown_now = VISIBLE if self.plan.hides_groups else "true"
+        negative = f"{ROW_COUNT} < 0" if self.plan.algebra else "false"  # such a group cannot be stored
+        return (
+            f"SELECT count(*) FILTER (WHERE {shown_now} AND NOT {SHOWN}),"
+            f" count(*) FILTER (WHERE {shown_now} AND {SHOWN} AND {DIFFERS}),"
+            f" count(*) FILTER (WHERE NOT {shown_now} AND {SHOWN})"
+            f" + (SELECT count(*) FROM {self.gone} WHERE {SHOWN}),"
+            f" count(*) FILTER (WHERE {ROW} IS NULL), count(*) FILTER (WHERE {negative}) FROM {self.changed}"
+        )
+
+    @property
+    def change_sql(self) -> str:
+        """What changes for those that read it, weighted."""
+        outputs = ", ".join(column.sql for column in self.plan.outputs)
+        old = ", ".join(f"s.{column.sql}" for column in self.plan.outputs)
+        return (
+            f"SELECT {old}, -1 AS {WEIGHT} FROM {self.target.storage} AS s"
+            f" JOIN (SELECT {ROW}, {SHOWN} FROM {self.changed}"
+            f" UNION ALL SELECT {ROW}, {SHOWN} FROM {self.gone}) AS c ON s.ctid = c.{ROW} AND c.{SHOWN}"
+            f" UNION ALL SELECT {outputs}, 1 FROM {self.changed}{where_shown(self.plan)}"
+        )
+
+    @property
+    def delete(self) -> str:
+        return _deletion(self.target, self.gone)
+
+    @property
+    def update(self) -> str:
+        assignments = ", ".join(f"{column} = c.{column}" for column in self._columns)
+        return (
+            f"UPDATE {self.target.storage} AS s SET {assignments} FROM {self.changed} AS c"
+            f" WHERE s.ctid = c.{ROW}"
+        )
+
+    @property
+    def insert(self) -> str:
+        columns = ", ".join(self._columns)
+        return (
+            f"INSERT INTO {self.target.storage} ({columns}) SELECT {columns} FROM {self.changed}"
+            f" WHERE {ROW} IS NULL"
+        )
+
+    def checked(self, inserted: int, updated: int, deleted: int, impossible: int) -> Applied:
+        """What was applied; raises if a group would have to be what none can be."""
+        if impossible:
+            raise _drift(self.target, f"{impossible} groups would have fewer than no rows")
+        return Applied(inserted, updated, deleted)
+
+    @property
+    def _columns(self) -> list[str]:
+        return [identifier(name) for name in self.plan.stored_columns]
+
+    @property
+    def _shown_before(self) -> str:
+        return f"s.{VISIBLE}" if self.plan.hides_groups else "s.ctid IS NOT NULL"
 
 
 def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: str | None) -> Applied:
@@ -83,84 +211,48 @@ def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: st
 
     Affected are the keys in the table named, or all groups there are.
     """
-    result, storage = scratch.name("result"), target.storage
-    columns = [identifier(name) for name in plan.stored_columns]
-    shown_before = f"s.{VISIBLE}" if plan.hides_groups else "s.ctid IS NOT NULL"
-    stored, new = (", ".join(f"{alias}.{column}" for column in columns) for alias in ("s", "r"))
-    before, after = (", ".join(f"{alias}.{column.sql}" for column in plan.outputs) for alias in ("s", "r"))
-    differs = f"record_image_ne(ROW({before}), ROW({after}))"
-    changed_rows = scratch.fill(
-        "changed",
-        f"SELECT s.ctid AS {ROW}, coalesce({shown_before}, false) AS {SHOWN}, {differs} AS {DIFFERS}, {new}"
-        f" FROM {result} AS r LEFT JOIN {storage} AS s ON {plan.same_stored('s', 'r')}"
-        f" WHERE s.ctid IS NULL OR record_image_ne(ROW({stored}), ROW({new}))",
-    )
-    candidates = f"{storage} AS s"
-    if affected:
-        candidates = f"{affected} AS a JOIN {candidates} ON {plan.same_key('s', 'a')}"
-    gone_rows = scratch.fill(
-        "gone",
-        f"SELECT s.ctid AS {ROW}, {shown_before} AS {SHOWN} FROM {candidates}"
-        f" WHERE NOT EXISTS (SELECT FROM {result} AS r WHERE {plan.same_stored('r', 's')})",
-    )
+    statements = GroupStatements(plan, target, *map(scratch.name, ("result", "changed", "gone")))
+    changed_rows = scratch.fill("changed", statements.changed_sql)
+    gone_rows = scratch.fill("gone", statements.gone_sql(affected))
     if not changed_rows and not gone_rows and not target.staged:
         return Applied()
-    changed, gone = scratch.name("changed"), scratch.name("gone")
-    shown_now = VISIBLE if plan.hides_groups else "true"
-    negative = f"{ROW_COUNT} < 0" if plan.algebra else "false"  # such a group cannot be what is stored
-    *counts, new_rows, impossible = scratch.row(
-        "count",
-        f"SELECT count(*) FILTER (WHERE {shown_now} AND NOT {SHOWN}),"
-        f" count(*) FILTER (WHERE {shown_now} AND {SHOWN} AND {DIFFERS}),"
-        f" count(*) FILTER (WHERE NOT {shown_now} AND {SHOWN})"
-        f" + (SELECT count(*) FROM {gone} WHERE {SHOWN}),"
-        f" count(*) FILTER (WHERE {ROW} IS NULL), count(*) FILTER (WHERE {negative}) FROM {changed}",
-    )
-    if impossible:
-        raise _drift(target, f"{impossible} groups would have fewer than no rows")
+    inserted, updated, deleted, new_rows, impossible = scratch.row("count", statements.counts_sql)
+    applied = statements.checked(inserted, updated, deleted, impossible)
     if target.change_table or target.staged:
-        outputs = ", ".join(column.sql for column in plan.outputs)
-        old = ", ".join(f"s.{column.sql}" for column in plan.outputs)
-        _emit(
-            scratch,
-            target,
-            plan.outputs,
-            f"SELECT {old}, -1 AS {WEIGHT} FROM {storage} AS s JOIN (SELECT {ROW}, {SHOWN} FROM {changed}"
-            f" UNION ALL SELECT {ROW}, {SHOWN} FROM {gone}) AS c ON s.ctid = c.{ROW} AND c.{SHOWN}"
-            f" UNION ALL SELECT {outputs}, 1 FROM {changed}{where_shown(plan)}",
-        )
+        _emit(scratch, target, plan.outputs, statements.change_sql)
     if gone_rows:
-        scratch.run("delete", f"DELETE FROM {storage} AS s USING {gone} AS c WHERE s.ctid = c.{ROW}")
+        scratch.run("delete", statements.delete)
     if changed_rows > new_rows:
-        assignments = ", ".join(f"{column} = c.{column}" for column in columns)
-        scratch.run(
-            "update", f"UPDATE {storage} AS s SET {assignments} FROM {changed} AS c WHERE s.ctid = c.{ROW}"
-        )
+        scratch.run("update", statements.update)
     if new_rows:
-        scratch.run(
-            "insert",
-            f"INSERT INTO {storage} ({', '.join(columns)}) SELECT {', '.join(columns)} FROM {changed}"
-            f" WHERE {ROW} IS NULL",
-        )
-    return Applied(*counts)
+        scratch.run("insert", statements.insert)
+    return applied
 
 
 def _emit(scratch: Scratch, target: Target, outputs: tuple[Column, ...], weighted: str) -> None:
     """Gives the change of what users see to those that read it."""
     if target.staged:
         scratch.fill("change", consolidated_sql(weighted, outputs))
-    if not target.change_table:
-        return
+    if target.change_table:
+        scratch.run("emit", emission_sql(target.change_table, target, outputs, weighted))
+
+
+def emission_sql(change_table: str, target: Target, outputs: tuple[Column, ...], weighted: str) -> str:
+    """Adds a change of what users see to the change table of those that read it."""
     by_name = {column.name: column for column in outputs}
     captured = [(by_name[name], f"c{number}") for name, number in target.change_columns]
     changes = consolidated_sql(weighted, [column for column, _ in captured])
     names = "".join(f", {number}" for _, number in captured)
     values = "".join(f", e.{column.sql}" for column, _ in captured)
-    scratch.run(
-        "emit",
-        f"INSERT INTO {change_table_sql(target.change_table)} (xid, w{names})"
-        f" SELECT pg_current_xact_id(), e.{WEIGHT}{values} FROM (\n{changes}\n) AS e",
+    return (
+        f"INSERT INTO {change_table_sql(change_table)} (xid, w{names})"
+        f" SELECT pg_current_xact_id(), e.{WEIGHT}{values} FROM (\n{changes}\n) AS e"
     )
+
+
+def _deletion(target: Target, gone: str) -> str:
+    """Deletes the stored rows whose places are in a table."""
+    return f"DELETE FROM {target.storage} AS s USING {gone} AS c WHERE s.ctid = c.{ROW}"
 
 
 def _drift(target: Target, detail: str) -> DriftDetected:

@@ -13,9 +13,13 @@ import traceback
 import click
 import psycopg
 
+from headwater.cli import bench as bench
 from headwater.cli import bench_service as bench_service
+from headwater.cli import looking as looking
 from headwater.cli import serving as serving
-from headwater.cli.commands import cli
+from headwater.cli import setting_up as setting_up
+from headwater.cli import tables as tables
+from headwater.cli.group import cli
 from headwater.cli.invocation import Invocation
 from headwater.db.connection import translated
 from headwater.errors import HeadwaterError

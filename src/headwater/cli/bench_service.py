@@ -12,8 +12,9 @@ from rich.console import Group, RenderableType
 
 from headwater.api import Headwater
 from headwater.cli import document
-from headwater.cli.commands import bench, debug_option, format_option, plot_option, private_dsn_option
+from headwater.cli.bench import bench, plot_option
 from headwater.cli.invocation import Invocation
+from headwater.cli.options import debug_option, format_option, private_dsn_option
 from headwater.cli.show import NOTHING, heading, lines, milliseconds, table
 
 if TYPE_CHECKING:

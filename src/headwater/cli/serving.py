@@ -8,8 +8,9 @@ from types import FrameType
 
 import click
 
-from headwater.cli.commands import cli, dsn_option, spark_options
+from headwater.cli.group import cli
 from headwater.cli.invocation import Invocation
+from headwater.cli.options import dsn_option, spark_options
 from headwater.service import logs
 from headwater.service.launcher import Launcher
 from headwater.service.worker import Worker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -123,6 +124,11 @@ def pairs(rows: Iterable[tuple[str, Any]]) -> Table:
 
 def lines(*texts: str) -> Text:
     return Text("\n".join(printable(text) for text in texts))
+
+
+def command(verb: str, name: str) -> str:
+    """What to type for a verb and a stream table."""
+    return f"headwater {verb} {shlex.quote(name)}"
 
 
 # results

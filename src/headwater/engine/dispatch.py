@@ -20,13 +20,14 @@ from headwater.db.route import Route
 from headwater.db.work import Recorder
 from headwater.definition import Definition, expression_types
 from headwater.engine.base import Engine, Engines
-from headwater.engine.choice import choose, crossover, dearer_than_full
+from headwater.engine.choice import Verdict, choose, crossover, dearer_than_full
 from headwater.engine.experience import INSTEAD, Experience
 from headwater.engine.postgres import PostgresEngine, in_postgres
 from headwater.engine.spark.compile import compile_program, full_refusal
 from headwater.engine.spark.encoding import Refused
 from headwater.engine.spark.program import Program
 from headwater.plan.maintain import IncrementalPlan, MaintenancePlan
+from headwater.remembered import Remembered
 from headwater.scheduling.schedules import Calculated, parse_schedule, typical_interval
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ class Decision:
 
 
 class Dispatch:
-    """Chooses engines for the refreshes over one connection, and makes the one on Spark."""
+    """Chooses engines for the refreshes of one database, and makes the one on Spark; threads may share it."""
 
     def __init__(self, route: Route, progress: Callable[[str], None] | None = None) -> None:
         self._route = route
         self._progress = progress
-        self._programs: dict[tuple[str, MaintenancePlan], Program | Refused] = {}
+        self._programs = Remembered[tuple[str, MaintenancePlan], Program | Refused](REMEMBERED)
         self.experience = Experience()
 
     def decide(
@@ -78,6 +79,11 @@ class Dispatch:
         """
         if wanted == "postgres":
             return Decision("postgres", "asked for")
+        verdict = (
+            self._weighed(connection, stream_table, rows) if (wanted, action) == ("auto", "delta") else None
+        )
+        if verdict is not None and verdict.engine == "postgres":
+            return Decision("postgres", verdict.reason)  # most are small: nobody need translate their plans
         programs, refusal = self._programs_of(connection, definition, plans, action)
         if not programs:
             return Decision("postgres", f"Spark cannot do it exactly: {refusal}")
@@ -85,14 +91,18 @@ class Dispatch:
             return Decision("spark", "asked for", programs, forced=True)
         if not self._route.has_sessions(connection):
             return Decision("postgres", "through a pooler, Spark needs a direct DSN beside it")
-        if action != "delta":
-            return self._decide_full(connection, settings, programs)
+        if verdict is not None:
+            return Decision("spark", verdict.reason, programs)
+        return self._decide_full(connection, settings, programs)
+
+    def _weighed(self, connection: Connection, stream_table: StreamTable, rows: int) -> Verdict:
+        """The engine for a delta by what each takes, whether Spark can compute it or not."""
         seen, running = self.experience.deltas(connection, stream_table.id), spark_runs()
         verdict = choose(rows, seen, interval_ms=None, spark_runs=running)
-        if verdict.weighed:
-            interval = self.interval_ms(connection, stream_table)
-            verdict = choose(rows, seen, interval_ms=interval, spark_runs=running)
-        return Decision(verdict.engine, verdict.reason, programs if verdict.engine == "spark" else {})
+        if not verdict.weighed:
+            return verdict
+        interval = self.interval_ms(connection, stream_table)
+        return choose(rows, seen, interval_ms=interval, spark_runs=running)
 
     def dearer_than_full(self, connection: Connection, stream_table: StreamTable, rows: int) -> str | None:
         """Why recomputing costs less than a delta of this many change rows, if it does."""
@@ -121,17 +131,16 @@ class Dispatch:
     def program(self, connection: Connection, definition: Definition, plan: MaintenancePlan) -> Program:
         """The program of a plan; raises Refused if Spark cannot compute it exactly."""
         key = (definition.signature, plan)
-        if key not in self._programs:
+        found = self._programs.get(key)
+        if found is None:
             encoding = connection.info.parameter_status("server_encoding")
             try:
                 if encoding != "UTF8":
                     raise Refused(f"the database's encoding is {encoding}, and text on Spark is UTF-8")
-                self._programs[key] = compile_program(plan, partial(expression_types, connection))
+                found = compile_program(plan, partial(expression_types, connection))
             except Refused as refused:
-                self._programs[key] = refused
-            while len(self._programs) > REMEMBERED:
-                del self._programs[next(iter(self._programs))]
-        found = self._programs[key]
+                found = refused
+            self._programs.put(key, found)
         if isinstance(found, Refused):
             raise Refused(str(found))
         return found

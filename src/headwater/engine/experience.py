@@ -13,6 +13,7 @@ from statistics import median
 from headwater.db.connection import Connection
 from headwater.db.queries import query
 from headwater.engine.choice import Name, Observation, fitted
+from headwater.remembered import Remembered
 
 RECENT, RECENT_FULL = 50, 5
 """So many deltas, and so many times that everything was computed, tell what one takes."""
@@ -60,7 +61,7 @@ class Experience:
     """Of one process with the stream tables of one database."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known = Remembered[int, _Known](REMEMBERED)
 
     def deltas(self, connection: Connection, stream_table_id: int) -> list[Observation]:
         """What recent deltas took, the latest first."""
@@ -123,7 +124,5 @@ class Experience:
                     known.full.append(elapsed)
                 else:
                     known.deltas.append(Observation(engine, rows, elapsed, database))
-            self._known[stream_table_id] = known
-            while len(self._known) > REMEMBERED:
-                del self._known[next(iter(self._known))]
+            self._known.put(stream_table_id, known)
         return known

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 from headwater.db.work import Scratch
 from headwater.engine.inner import with_inner
-from headwater.engine.joins import Joins
+from headwater.engine.joins import MANY_ROWS, Joins
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
-from headwater.plan.operators import Aggregate, Query, Select
+from headwater.plan.operators import Aggregate, Query, Select, UnionAll
 from headwater.plan.render import Staged
+
+MOST_AT_ONCE = 1_000
+"""Change rows from which on statistics between the steps of a refresh are worth their time."""
 
 
 class PostgresEngine:
@@ -20,7 +23,7 @@ class PostgresEngine:
     def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
         """What one statement reads once, and joins with nothing: staging would only copy it."""
         body = plan.root.input if isinstance(plan.root, Aggregate) else plan.root
-        if plan.columns or not isinstance(body, Select) or len(body.inputs) != 1:
+        if plan.columns or not _reads_once(body):
             return frozenset()
         return frozenset(source.relation for source in plan.sources)
 
@@ -43,6 +46,23 @@ class PostgresEngine:
             scratch.fill("result", plan.full_sql())
         else:
             scratch.fill("delta", plan.difference_sql(storage))
+
+
+def is_one_query(plan: IncrementalPlan, pending: Mapping[int, int]) -> bool:
+    """Whether the delta of a plan is one query over what changed, with no steps between.
+
+    Nothing inside it has to be worked out first, and no join is begun for so few rows.
+    """
+    body = plan.root.input if isinstance(plan.root, Aggregate) else plan.root
+    return (
+        not plan.columns
+        and isinstance(body, Select | UnionAll)
+        and sum(pending.values()) < (MOST_AT_ONCE if _reads_once(body) else MANY_ROWS)
+    )
+
+
+def _reads_once(body: Query) -> bool:
+    return isinstance(body, Select) and len(body.inputs) == 1
 
 
 def _worked_out(scratch: Scratch, plan: IncrementalPlan, rows: Query, staged: Staged) -> Staged:

@@ -1,7 +1,8 @@
 """Hands: threads that refresh, each over a connection of its own, inside a scheduler or an external worker.
 
-A plan that a hand has made it keeps, so a job is given to the hand that had it last, if that one is free. A
-hand whose connection broke connects again for its next job.
+Plans are shared. What the server prepared for a connection and its temporary tables are not, so a job is
+given to a hand that had it before, if one is free. A hand whose connection broke connects again for its next
+job.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import psycopg
 from headwater.config import Settings
 from headwater.db.connection import Connection, bound, is_pooled, translated
 from headwater.db.route import Route
-from headwater.definition import DefinitionReader
+from headwater.definition import DefinitionReader, Definitions
 from headwater.engine.dispatch import Dispatch
 from headwater.errors import HeadwaterError, RefreshFailed
 from headwater.history import Outcome
@@ -56,13 +57,15 @@ class Done:
 class Hand:
     """Refreshes, one task at a time, over one connection that it makes when it is needed."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, definitions: Definitions, dispatch: Dispatch) -> None:
+        """What is known of definitions and of the engines, hands share."""
         self._route = route
         self._connection: Connection | None = None
         self._reader: DefinitionReader | None = None
-        self._dispatch = Dispatch(route)
+        self._definitions = definitions
+        self._dispatch = dispatch
         self._applied: Settings | None = None
-        self.known: dict[tuple[int, ...], float] = {}  # the tasks that it has plans for: when it cleaned up
+        self.known: dict[tuple[int, ...], float] = {}  # the tasks that it had: when it cleaned up after them
 
     @property
     def backend_pid(self) -> int | None:
@@ -99,7 +102,7 @@ class Hand:
     def _connected(self) -> tuple[Connection, DefinitionReader]:
         if self._connection is None or self._connection.closed or self._reader is None:
             self._connection = self._route.connect()
-            self._reader = DefinitionReader(self._connection)
+            self._reader = DefinitionReader(self._connection, self._definitions)
             self._applied = None
             self.known.clear()
         return self._connection, self._reader
@@ -123,8 +126,8 @@ class Hands:
         self._idle: list[Reserved] = []
         self._busy: set[Reserved] = set()
         self._guard = threading.Lock()
-        self.reused = 0  # tasks that found their plans
-        self.planned = 0  # tasks that did not
+        self.definitions = Definitions()
+        self._dispatch = Dispatch(route)
 
     @property
     def busy(self) -> int:
@@ -142,13 +145,14 @@ class Hands:
         """A hand for a task to come, one that had it before if there is such a one."""
         with self._guard:
             knowing = next((each for each in self._idle if members in each.hand.known), None)
-            chosen = knowing or (self._idle[-1] if self._idle else Reserved(Hand(self._route)))
+            chosen = knowing or (self._idle[-1] if self._idle else self._new())
             if chosen in self._idle:
                 self._idle.remove(chosen)
-            self.reused += knowing is not None
-            self.planned += knowing is None
             self._busy.add(chosen)
         return chosen
+
+    def _new(self) -> Reserved:
+        return Reserved(Hand(self._route, self.definitions, self._dispatch))
 
     def give_back(self, reserved: Reserved) -> None:
         """The task did not come."""

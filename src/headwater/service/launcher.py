@@ -46,23 +46,28 @@ LIVED_SECONDS = 60.0
 STOPPING_SECONDS = 40.0
 
 
-def shares(pool_size: int, quota: int, demands: Mapping[str, Demand]) -> dict[str, int]:
+def shares(
+    pool_size: int, quota: int, demands: Mapping[str, Demand], before: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """How many hands each database gets: what it can use, within its quota, by turns until none are left.
 
-    Each gets one in any case, so that what becomes due need not wait for a grant.
+    Each gets one in any case, so that what becomes due need not wait for a grant. What nobody can use stays
+    where it was: hands that are let go lose their connections and all that was prepared there.
     """
     busy = sum(demand.busy for demand in demands.values())
     limit = max(1, allowed(quota, pool_size, busy))
     granted = dict.fromkeys(demands, 1)
     left = pool_size - len(granted)
-    wanting = True
-    while left > 0 and wanting:
-        wanting = False
-        for database, demand in demands.items():
-            if left > 0 and granted[database] < min(limit, demand.busy + demand.queued):
-                granted[database] += 1
-                left -= 1
-                wanting = True
+    usable = {database: demand.busy + demand.queued for database, demand in demands.items()}
+    for wanted in (usable, before or {}):
+        wanting = True
+        while left > 0 and wanting:
+            wanting = False
+            for database in demands:
+                if left > 0 and granted[database] < min(limit, wanted.get(database, 0)):
+                    granted[database] += 1
+                    left -= 1
+                    wanting = True
     return granted
 
 
@@ -279,7 +284,8 @@ class Launcher:
                 logs.say(logging.INFO, "pool", workers=self._pool.size, before=before.size, wish=before.wish)
         else:
             self._pool = Pool(self._settings.max_dynamic_refresh_workers)
-        granted = shares(self._pool.size, self._settings.per_database_worker_quota, demands)
+        had = {name: child.granted for name, child in self._children.items()}
+        granted = shares(self._pool.size, self._settings.per_database_worker_quota, demands, had)
         for name, hands in granted.items():
             if (child := self._children.get(name)) is not None:
                 child.grant(hands)

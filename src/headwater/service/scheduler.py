@@ -55,8 +55,8 @@ SCHEDULER, LAUNCHER = 0, 1
 """What one leads: a database, or a server."""
 WAITING_SECONDS = 2.0
 """Between two attempts to lead."""
-RELOAD_SECONDS = 10.0
-"""After so long the catalog is read again, whether anybody said that it changed or not."""
+RELOAD_SECONDS = 60.0
+"""After so long the catalog is read again, though whoever changes it says so (`CATALOG_CHANNEL`)."""
 REPORT_SECONDS = 1.0
 SHORTEST_TICK = 0.005
 """Between two ticks, however many writers wake it."""
@@ -491,8 +491,8 @@ class Scheduler:
                 "max_workers": self._most,
                 "per_db_cap": self._settings.max_concurrent_refreshes,
                 "parallel_mode": "on" if self._settings.parallel_refresh_mode else "off",
-                "plan_cache_hits": self._hands.reused,
-                "plan_cache_misses": self._hands.planned,
+                "plan_cache_hits": self._hands.definitions.found,
+                "plan_cache_misses": self._hands.definitions.read,
                 "draining": self._settings.drain,
             },
         )
