@@ -16,11 +16,8 @@ from headwater.clock import Phases
 from headwater.db.work import Scratch
 from headwater.engine.base import Engine, Engines
 from headwater.engine.postgres import PostgresEngine, is_one_query
-from headwater.plan.dialect import render
 from headwater.plan.keep import Kept, Layers
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
-from headwater.plan.operators import referenced_columns
-from headwater.plan.reach import own_conditions
 from headwater.plan.render import Changes, Staged, relation_name
 
 
@@ -36,7 +33,6 @@ def stage(
 
     `pending` has the number of change rows by source. Those of `in_place` are left where they are.
     """
-    wanted = referenced_columns(plan.root)
     staged: dict[int, str] = {}
     rows: dict[str, int] = {}
     left: dict[int, Changes] = {}
@@ -44,24 +40,18 @@ def stage(
         relation = source.relation
         if not pending.get(relation):
             continue
-        where = (source, wanted[relation], change_tables[relation], frontier)
+        where = (source, plan.wanted[relation], change_tables[relation], frontier)
         table = f"source{number}"
         if relation in in_place:
             staged[relation] = f"({buffers.changes_sql(*where)})"
             left[relation] = Changes(buffers.change_table_sql(change_tables[relation]), pending[relation])
             rows[staged[relation]] = pending[relation]
             continue
-        found = scratch.fill(table, buffers.staging_sql(*where, _condition(plan, relation)))
+        found = scratch.fill(table, buffers.staging_sql(*where, plan.own_conditions.get(relation)))
         if found:
             staged[relation] = scratch.name(table)
             rows[staged[relation]] = found
     return Staged(staged, left, rows=rows)
-
-
-def _condition(plan: IncrementalPlan, relation: int) -> str | None:
-    """What the change rows of a source must meet to be of any concern."""
-    own = own_conditions(plan.root, relation)
-    return render(own) if own is not None else None
 
 
 def small_change(
@@ -75,17 +65,17 @@ def small_change(
     plan = layers.top
     if layers.kept or not is_one_query(plan, pending):
         return None
-    wanted, in_place = referenced_columns(plan.root), PostgresEngine().in_place(plan, pending)
+    in_place = PostgresEngine().in_place(plan, pending)
     changes = {}
     for source in plan.sources:
         relation, rows = source.relation, pending.get(source.relation)
         if not rows:
             continue
-        where = (source, wanted[relation], change_tables[relation], frontier)
+        where = (source, plan.wanted[relation], change_tables[relation], frontier)
         if relation in in_place:
             changes[relation] = buffers.changes_sql(*where, rows)
         else:
-            changes[relation] = buffers.staging_sql(*where, _condition(plan, relation), rows)
+            changes[relation] = buffers.staging_sql(*where, plan.own_conditions.get(relation), rows)
     return at_once(plan, target, changes)
 
 

@@ -35,7 +35,6 @@ from headwater.errors import CyclicDependency, NotIncremental, RefreshFailed
 from headwater.plan.dialect import identifier
 from headwater.plan.lineage import lineage
 from headwater.plan.maintain import HIDDEN
-from headwater.plan.operators import referenced_columns
 from headwater.plan.scope import SYSTEM_COLUMNS
 
 
@@ -72,7 +71,7 @@ def register(
     connection.execute(query("catalog", "delete_dependencies"), {"id": stream_table_id})
     plan = definition.plan
     sources = plan.sources if plan is not None else ()
-    wanted = referenced_columns(plan.root) if plan is not None else {}
+    wanted = plan.wanted if plan is not None else {}
     numbers = {
         source.relation: [source.column(name).attnum for name in wanted[source.relation]]
         for source in sources

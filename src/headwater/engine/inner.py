@@ -297,7 +297,7 @@ class _Inside:
 def _finds(node: Apply, lookup: Lookup, delta: str) -> str:
     """The condition that a row of the core may find something else in a lookup than before."""
     if lookup.conditions:
-        conditions = " AND ".join(f"({render(item)})" for item in lookup.conditions)
+        conditions = " AND ".join(f"({condition})" for condition in lookup.condition_sql)
         return f"EXISTS (SELECT FROM {delta} AS {identifier(lookup.name)} WHERE {conditions})"
     # Every row asks it the same, and most of them still get the answer they had.
     differ = [

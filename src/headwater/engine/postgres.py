@@ -67,7 +67,7 @@ def _reads_once(body: Query) -> bool:
 
 def _worked_out(scratch: Scratch, plan: IncrementalPlan, rows: Query, staged: Staged) -> Staged:
     """All that a plan's own delta reads: what changed inside it, and its joins where they are begun."""
-    joins = Joins(scratch)
+    joins = Joins(scratch, plan)
     return joins.begun(rows, with_inner(scratch, plan, staged, joins.delta_sql))
 
 

@@ -12,6 +12,7 @@ Everything that must differ from the user's columns is in hidden columns whose n
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,8 +29,22 @@ from headwater.plan.aggregates import (
     rescan_condition,
 )
 from headwater.plan.dialect import identifier, render
-from headwater.plan.operators import Aggregate, Keyed, Query, Scan, Select, Source, UnionAll, sources_of
+from headwater.plan.differentiate import Term
+from headwater.plan.itinerary import Itinerary, itinerary
+from headwater.plan.operators import (
+    Aggregate,
+    Keyed,
+    Output,
+    Query,
+    Scan,
+    Select,
+    Source,
+    UnionAll,
+    referenced_columns,
+    sources_of,
+)
 from headwater.plan.parse import GROUP
+from headwater.plan.reach import own_conditions
 from headwater.plan.render import (
     HAS_NULL,
     HASH,
@@ -102,8 +117,38 @@ class RecomputePlan:
         return hash_sql([identity(f"{alias}.{column.sql}", column.type) for column in self.outputs])
 
 
+class _WorkedOutOnce:
+    """What every delta of a plan needs and that depends on the plan alone."""
+
+    @property
+    @abstractmethod
+    def root(self) -> Query: ...
+
+    @cached_property
+    def wanted(self) -> dict[int, tuple[str, ...]]:
+        """For each source (by oid) the columns that are read."""
+        return referenced_columns(self.root)
+
+    @cached_property
+    def own_conditions(self) -> dict[int, str]:
+        """What the change rows of a source (by oid) must meet to be of any concern, where there is such."""
+        found = {relation: own_conditions(self.root, relation) for relation in self.wanted}
+        return {relation: render(tree) for relation, tree in found.items() if tree is not None}
+
+    @cached_property
+    def _itineraries(self) -> dict[tuple[Select, Term], Itinerary]:
+        return {}
+
+    def itinerary(self, block: Select, term: Term) -> Itinerary:
+        """How a term of one of its joins is joined step by step."""
+        key = (block, term)
+        if key not in self._itineraries:
+            self._itineraries[key] = itinerary(block, term)
+        return self._itineraries[key]
+
+
 @dataclass(frozen=True)
-class BagPlan(RecomputePlan):
+class BagPlan(RecomputePlan, _WorkedOutOnce):
     """Maintenance of a query without grouping: its weighted delta is applied as it is."""
 
     body: Query
@@ -130,7 +175,7 @@ class BagPlan(RecomputePlan):
 
 
 @dataclass(frozen=True)
-class GroupPlan:
+class GroupPlan(_WorkedOutOnce):
     """Maintenance of a query with GROUP BY or DISTINCT at the top."""
 
     aggregate: Aggregate
@@ -294,7 +339,7 @@ class GroupPlan:
         if self.algebra:
             columns = [f"{over_rows(state)} AS {identifier(state.name)}" for state in self.algebra.states]
         else:
-            columns = [f"{render(call.sql)} AS {identifier(call.name)}" for call in self.aggregate.calls]
+            columns = [f"{call.text} AS {identifier(call.name)}" for call in self.aggregate.calls]
         group = f" GROUP BY {', '.join(keys)}" if keys else ""
         return self.finished_sql(f"SELECT {', '.join([*keys, *columns])} FROM (\n{rows}\n) AS i{group}")
 
@@ -303,9 +348,7 @@ class GroupPlan:
         if self.algebra:
             finals = [f"{sql} AS {identifier(name)}" for name, sql in self.algebra.finals]
             groups = f"SELECT {', '.join(['s.*', *finals])} FROM (\n{groups}\n) AS s"
-        columns = [
-            f"{self._shown_only(out.expression)} AS {identifier(out.name)}" for out in self.aggregate.outputs
-        ]
+        columns = [f"{self._shown_only(out)} AS {identifier(out.name)}" for out in self.aggregate.outputs]
         shown = {output.name for output in self.aggregate.outputs}
         columns += [
             f"{GROUP}.{identifier(key)} AS {identifier(stored)}"
@@ -314,7 +357,7 @@ class GroupPlan:
         ]
         if self.algebra:
             columns += [f"{GROUP}.{identifier(state.name)}" for state in self.algebra.states]
-        having = f"({render(self.aggregate.having)})" if self.aggregate.having is not None else ""
+        having = f"({self.aggregate.having_sql})" if self.aggregate.having_sql is not None else ""
         if self.hides_groups:
             columns.append(f"{GROUP}.{VISIBLE}")
             groups = f"SELECT {GROUP}.*, {having} IS TRUE AS {VISIBLE} FROM (\n{groups}\n) AS {GROUP}"
@@ -322,12 +365,11 @@ class GroupPlan:
         condition = f" WHERE {having}" if having and not self.hides_groups else ""
         return f"SELECT {', '.join(columns)} FROM (\n{groups}\n) AS {GROUP}{condition}"
 
-    def _shown_only(self, expression: exp.Expression) -> str:
+    def _shown_only(self, output: Output) -> str:
         """An output, not evaluated for a group that HAVING excludes: there it may divide by zero."""
-        sql = render(expression)
-        if not self.hides_groups or isinstance(expression, exp.Column):
-            return sql
-        return f"CASE WHEN {GROUP}.{VISIBLE} THEN {sql} END"
+        if not self.hides_groups or isinstance(output.expression, exp.Column):
+            return output.text
+        return f"CASE WHEN {GROUP}.{VISIBLE} THEN {output.text} END"
 
     def _never_null(self, name: str) -> bool:
         """A key that is a NOT NULL column of a source in every branch of the input."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 from sqlglot import exp
 
-from headwater.plan.dialect import render
+from headwater.plan.dialect import identifier, render
 
 SourceKind = Literal["table", "stream_table", "kept"]
 
@@ -83,6 +83,11 @@ class Output:
     name: str
     expression: exp.Expression = field(hash=False)
 
+    @cached_property
+    def text(self) -> str:
+        """The expression as SQL; as all such texts made once, for every refresh needs it."""
+        return render(self.expression)
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -144,8 +149,8 @@ class Select:
 
     @cached_property
     def output_sql(self) -> dict[str, str]:
-        """The expression of each output; made once, for every refresh needs it."""
-        return {output.name: render(output.expression) for output in self.outputs}
+        """The expression of each output."""
+        return {output.name: output.text for output in self.outputs}
 
     @cached_property
     def predicate_sql(self) -> tuple[str, ...]:
@@ -176,6 +181,10 @@ class Call:
     ordered: bool = False
     filter: str | None = None  # input column that holds the FILTER condition
 
+    @cached_property
+    def text(self) -> str:
+        return render(self.sql)
+
 
 @dataclass(frozen=True)
 class Aggregate:
@@ -194,6 +203,10 @@ class Aggregate:
     @property
     def output_names(self) -> tuple[str, ...]:
         return tuple(output.name for output in self.outputs)
+
+    @cached_property
+    def having_sql(self) -> str | None:
+        return render(self.having) if self.having is not None else None
 
 
 @dataclass(frozen=True)
@@ -215,6 +228,10 @@ class Keyed:
     def output_names(self) -> tuple[str, ...]:
         return self.columns
 
+    @cached_property
+    def text(self) -> str:
+        return render(self.sql)
+
 
 @dataclass(frozen=True)
 class Lookup:
@@ -226,6 +243,10 @@ class Lookup:
     equals: tuple[tuple[str, str], ...] = ()  # of these the equalities: its column, the core's column
     exempt: bool = False  # rows that meet no condition matter too, as NULLs do to NOT IN
 
+    @cached_property
+    def condition_sql(self) -> tuple[str, ...]:
+        return tuple(render(condition) for condition in self.conditions)
+
 
 @dataclass(frozen=True)
 class Joined:
@@ -234,6 +255,15 @@ class Joined:
     alias: str
     item: exp.Expression = field(hash=False)
     condition: exp.Expression | None = field(hash=False)  # of a LEFT JOIN; None for a cross join
+
+    @cached_property
+    def text(self) -> str:
+        """The item with how it is joined."""
+        lateral = "" if isinstance(self.item, exp.Table) else "LATERAL "
+        item = f"{lateral}{render(self.item)} AS {identifier(self.alias)}"
+        if self.condition is None:
+            return f"CROSS JOIN {item}"
+        return f"LEFT JOIN {item} ON {render(self.condition)}"
 
 
 CORE = "l"
@@ -257,6 +287,10 @@ class Apply:
     @property
     def output_names(self) -> tuple[str, ...]:
         return tuple(output.name for output in self.outputs)
+
+    @cached_property
+    def predicate_sql(self) -> tuple[str, ...]:
+        return tuple(render(predicate) for predicate in self.predicates)
 
 
 Query = Select | UnionAll | Aggregate | Keyed | Apply

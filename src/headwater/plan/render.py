@@ -275,13 +275,13 @@ def lookup_filter(lookup: Lookup, core: str) -> KeyFilter | None:
 def aggregate_sql(node: Aggregate, rows: str) -> str:
     """The groups of rows, with the outputs of the query."""
     keys = [f"i.{identifier(key)}" for key in node.keys]
-    calls = [f"{render(call.sql)} AS {identifier(call.name)}" for call in node.calls]
+    calls = [f"{call.text} AS {identifier(call.name)}" for call in node.calls]
     group = f" GROUP BY {', '.join(keys)}" if keys else ""
     if not keys and not calls:
         calls = ["1 AS one"]
         group = " HAVING true"
-    outputs = ", ".join(f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs)
-    having = f" WHERE ({render(node.having)})" if node.having is not None else ""
+    outputs = ", ".join(f"{out.text} AS {identifier(out.name)}" for out in node.outputs)
+    having = f" WHERE ({node.having_sql})" if node.having_sql is not None else ""
     grouped = f"SELECT {', '.join([*keys, *calls])} FROM (\n{rows}\n) AS i{group}"
     return f"SELECT {outputs} FROM (\n{grouped}\n) AS g{having}"
 
@@ -292,24 +292,17 @@ def keyed_sql(node: Keyed, rows: Sequence[str]) -> str:
         f"{identifier(item.alias)} AS NOT MATERIALIZED (\n{sql}\n)"
         for item, sql in zip(node.inputs, rows, strict=True)
     ]
-    return f"WITH {', '.join(bound)} {render(node.sql)}"
+    return f"WITH {', '.join(bound)} {node.text}"
 
 
 def apply_sql(node: Apply, core: str, lookups: Mapping[str, str], *, weighted: bool = False) -> str:
     """The rows of a core, each with what it finds in the lookups."""
     bound = [f"{identifier(name)} AS NOT MATERIALIZED (\n{sql}\n)" for name, sql in lookups.items()]
-    outputs = [f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs]
+    outputs = [f"{out.text} AS {identifier(out.name)}" for out in node.outputs]
     if weighted:
         outputs.append(f"{CORE}.{WEIGHT} AS {WEIGHT}")
-    items = [f"(\n{core}\n) AS {CORE}"]
-    for joined in node.joins:
-        alias = identifier(joined.alias)
-        item = render(joined.item) if isinstance(joined.item, exp.Table) else f"LATERAL {render(joined.item)}"
-        if joined.condition is None:
-            items.append(f"CROSS JOIN {item} AS {alias}")
-        else:
-            items.append(f"LEFT JOIN {item} AS {alias} ON {render(joined.condition)}")
-    where = " AND ".join(f"({render(predicate)})" for predicate in node.predicates)
+    items = [f"(\n{core}\n) AS {CORE}", *(joined.text for joined in node.joins)]
+    where = " AND ".join(f"({predicate})" for predicate in node.predicate_sql)
     with_clause = f"WITH {', '.join(bound)} " if bound else ""
     return f"{with_clause}SELECT {', '.join(outputs)} FROM {' '.join(items)}" + (
         f" WHERE {where}" if where else ""
