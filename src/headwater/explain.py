@@ -95,13 +95,13 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
             if engines(layers.top).name == PostgresEngine.name:
                 small = small_change(layers, pending, tables, frontier, target)
                 if small is not None:
-                    recorder.note("all at once, if few rows changed", small.sql)
+                    small.run(recorder)
             staged = stage(recorder, plan, pending, tables, frontier, left)
             if staged.tables:
                 label = stream_table.label
                 staged = bring_kept_up_to_date(engines, recorder, layers.kept, staged, label, Phases())
-                affected = compute(engines(layers.top), recorder, layers.top, staged, target, Phases())
-                apply(recorder, layers.top, target, affected)
+                computed = compute(engines(layers.top), recorder, layers.top, staged, target, Phases())
+                apply(recorder, layers.top, target, computed)
             if isinstance(plan, GroupPlan):
                 types = {column.name: column.type for column in plan.rows}
                 reasons += [found for call in plan.aggregate.calls if (found := obstacle(call, types))]

@@ -6,16 +6,16 @@ These are the steps that a refresh takes inside its transaction, and that `expla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from headwater.apply.at_once import AtOnce, at_once
+from headwater.apply.at_once import AtOnce, applied_at_once, taken_in
 from headwater.apply.merge import Applied, Target, apply_bag, apply_groups
 from headwater.capture import buffers
 from headwater.catalog import Frontier
 from headwater.clock import Phases
 from headwater.db.work import Scratch
 from headwater.engine.base import Engine, Engines
-from headwater.engine.postgres import PostgresEngine, is_one_query
+from headwater.engine.postgres import MOST_AT_ONCE, PostgresEngine, is_one_query
 from headwater.plan.keep import Kept, Layers
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.render import Changes, Staged, relation_name
@@ -76,7 +76,7 @@ def small_change(
             changes[relation] = buffers.changes_sql(*where, rows)
         else:
             changes[relation] = buffers.staging_sql(*where, plan.own_conditions.get(relation), rows)
-    return at_once(plan, target, changes)
+    return taken_in(plan, target, changes)
 
 
 def bring_kept_up_to_date(
@@ -89,8 +89,8 @@ def bring_kept_up_to_date(
         with phases.measure("keep"):
             own = scratch.part(f"kept{number}")
             target = Target(label, relation_name(part.source), change_table=None, staged=True)
-            affected = compute(engines(part.plan), own, part.plan, staged, target, Phases())
-            applied = apply(own, part.plan, target, affected)
+            computed = compute(engines(part.plan), own, part.plan, staged, target, Phases())
+            applied = apply(own, part.plan, target, computed)
             if applied != Applied():
                 change, rows = own.name("change"), applied.inserted + 2 * applied.updated + applied.deleted
                 tables = {**staged.tables, part.source.relation: change}
@@ -103,6 +103,14 @@ def concerns(staged: Staged, plan: IncrementalPlan) -> bool:
     return any(source.relation in staged.tables for source in plan.sources)
 
 
+@dataclass(frozen=True)
+class Computed:
+    """What an engine computed, in the tables of a scratch."""
+
+    rows: int  # how many of them are to be looked at in storage, at least
+    affected: str | None = None  # the table of the affected keys, if there are groups; without one, all are
+
+
 def compute(
     engine: Engine,
     scratch: Scratch,
@@ -110,32 +118,48 @@ def compute(
     staged: Staged,
     target: Target,
     phases: Phases,
-) -> str | None:
-    """The delta of a plan from staged changes of its sources; the affected keys' table, if it has groups."""
+) -> Computed:
+    """The delta of a plan from staged changes of its sources."""
     with phases.measure("compute"):
         if isinstance(plan, BagPlan):
             if plan.is_whole:
-                engine.recompute_all(scratch, plan, target.storage)
-            else:
-                engine.bag_delta(scratch, plan, staged)
-            return None
+                return Computed(engine.recompute_all(scratch, plan, target.storage))
+            return Computed(engine.bag_delta(scratch, plan, staged))
+        if plan.algebra is not None:
+            return Computed(engine.state_delta(scratch, plan, staged), scratch.name("delta"))
+        keys = engine.affected_keys(scratch, plan, staged)
         scratch.shape("result", plan.stored_sql(target.storage))
-        if plan.algebra is None:
-            engine.affected_keys(scratch, plan, staged)
-            engine.recompute(scratch, plan, scratch.name("keys"))
-            return scratch.name("keys")
-        engine.state_delta(scratch, plan, staged)
-        rescan = plan.rescan_sql(scratch.name("delta"), target.storage)
-        rescanned = None
-        if rescan is not None and scratch.fill("keys", rescan):
-            rescanned = scratch.name("keys")
-            engine.recompute(scratch, plan, rescanned)
-        scratch.fill("result", plan.merge_sql(scratch.name("delta"), target.storage, rescanned))
-        return scratch.name("delta")
+        groups = engine.recompute(scratch, plan, scratch.name("keys")) if keys else 0
+        return Computed(max(keys, groups), scratch.name("keys"))
 
 
-def apply(scratch: Scratch, plan: MaintenancePlan, target: Target, affected: str | None) -> Applied:
-    """Applies what an engine computed."""
+def apply(scratch: Scratch, plan: IncrementalPlan, target: Target, computed: Computed) -> Applied:
+    """Applies the delta that an engine computed: by one statement if it is small, else in steps."""
+    if not computed.rows:
+        return Applied()
+    if computed.rows < MOST_AT_ONCE:
+        done = applied_at_once(plan, target, scratch, computed.affected).run(scratch)
+        if done is not None:
+            return done
+    if isinstance(plan, GroupPlan) and plan.algebra is not None:
+        _add_to_states(scratch, plan, target)
+    return reconcile(scratch, plan, target, computed.affected)
+
+
+def _add_to_states(scratch: Scratch, plan: GroupPlan, target: Target) -> None:
+    """The new rows of groups whose states have a delta; a group is read anew where adding is not enough."""
+    delta = scratch.name("delta")
+    scratch.shape("result", plan.stored_sql(target.storage))
+    rescan = plan.rescan_sql(delta, target.storage)
+    rescanned = None
+    if rescan is not None and scratch.fill("keys", rescan):
+        rescanned = scratch.name("keys")
+        PostgresEngine().recompute(scratch, plan, rescanned)
+    scratch.fill("result", plan.merge_sql(delta, target.storage, rescanned))
+
+
+def reconcile(scratch: Scratch, plan: MaintenancePlan, target: Target, affected: str | None) -> Applied:
+    """Brings the stored rows of the affected keys, or all of them, to those that were computed, in steps."""
     if isinstance(plan, GroupPlan):
         return apply_groups(scratch, plan, target, affected)
     return apply_bag(scratch, plan, target)

@@ -40,7 +40,16 @@ from headwater.errors import (
 )
 from headwater.history import Outcome
 from headwater.keeping import keep_anew, kept_layers
-from headwater.maintenance import apply, bring_kept_up_to_date, compute, concerns, small_change, stage
+from headwater.maintenance import (
+    Computed,
+    apply,
+    bring_kept_up_to_date,
+    compute,
+    concerns,
+    reconcile,
+    small_change,
+    stage,
+)
 from headwater.plan.maintain import GroupPlan, MaintenancePlan
 
 if TYPE_CHECKING:
@@ -54,8 +63,8 @@ LOCK_STREAM_TABLE = "SELECT FROM headwater.stream_table WHERE id = {} FOR NO KEY
 """Holds off other refreshes; fails with 40001 if the row changed since this transaction's snapshot."""
 LOCK_FRONTIER = "SELECT FROM headwater.frontier WHERE stream_table_id = {} FOR NO KEY UPDATE"
 """Fails with 40001 if another refresh has moved the frontier since this transaction's snapshot."""
-NOTHING_CHANGED = ""
-"""In place of the table of affected keys, when there was nothing to compute."""
+NOTHING_CHANGED = Computed(0)
+"""There was nothing to compute."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +270,7 @@ class Upkeep:
                 if done is not None:
                     return _Done(done, decision, None)
 
-        def run(engines: Engines) -> str | None:
+        def run(engines: Engines) -> Computed:
             engine, label = engines(layers.top), work.stream_table.label
             with work.phases.measure("stage"):
                 left = frozenset() if layers.kept else engine.in_place(layers.top, choice.pending)
@@ -272,11 +281,11 @@ class Upkeep:
                 return NOTHING_CHANGED
             return compute(engine, work.scratch, layers.top, staged, work.target, work.phases)
 
-        affected, decision, traffic = self._computed(work, decision, "delta", run)
-        if affected is NOTHING_CHANGED:
+        computed, decision, traffic = self._computed(work, decision, "delta", run)
+        if computed is NOTHING_CHANGED:
             return _Done(Applied(), Decision("postgres", "the changes cancel out"), None)
         with work.phases.measure("apply"):
-            return _Done(apply(work.scratch, layers.top, work.target, affected), decision, traffic)
+            return _Done(apply(work.scratch, layers.top, work.target, computed), decision, traffic)
 
     def _recompute(self, work: _Work) -> _Done:
         """Brings the stored rows to the query's present result, touching only those that differ."""
@@ -297,7 +306,7 @@ class Upkeep:
         _, decision, traffic = self._computed(work, decision, "recompute", recompute)
         with work.phases.measure("apply"):
             try:
-                return _Done(apply(scratch, plan, work.target, None), decision, traffic)
+                return _Done(reconcile(scratch, plan, work.target, None), decision, traffic)
             except (
                 DriftDetected
             ):  # the stored hashes are of texts that were changed since, as by a renamed label

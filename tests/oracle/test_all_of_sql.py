@@ -14,6 +14,7 @@ from tests.oracle.chance import SEED
 from tests.oracle.rounds import COVERAGE, Bench, Round
 
 import headwater
+from headwater import maintenance
 from headwater.catalog import EngineName
 from headwater.engine import inner, joins
 
@@ -38,7 +39,7 @@ def test_all_of_sql(
     """Rounds until there were enough cases; by `make soak`, until the time is over.
 
     Tables are small here. Every other round does what is worth it only with large ones: it keeps inner
-    results, joins step by step, and leaves rows out between lookups.
+    results, joins step by step, and leaves rows out between lookups; every fourth applies in steps, too.
     """
     conn.prepare_threshold = None  # the same text may mean other columns in the next round
     conn.execute(tables.SCHEMA)
@@ -51,6 +52,9 @@ def test_all_of_sql(
             if number % 2:
                 monkeypatch.setattr(joins, "MANY_ROWS", 1)
                 monkeypatch.setattr(inner, "FILTERED_ROWS", 1)
+                monkeypatch.setattr(maintenance, "is_one_query", lambda plan, pending: False)
+            if number % 4 == 1:
+                monkeypatch.setattr(maintenance, "MOST_AT_ONCE", 0)
             bench = Bench(conn, large if number % 2 else small, REDUCE_SECONDS)
             failures += bench.play(Round.draw(number, conn))
             monkeypatch.undo()

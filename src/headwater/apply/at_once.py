@@ -1,4 +1,4 @@
-"""A small change, computed and applied by one statement.
+"""A small change applied by one statement, which may also be the one that computes it.
 
 The steps are those of `merge`, each a part of a WITH instead of a temporary table. The files of such a table
 come and go, or are emptied at each commit, and that takes longer than a small change itself.
@@ -15,93 +15,145 @@ from dataclasses import dataclass
 from headwater.apply.merge import Applied, BagStatements, GroupStatements, Target, emission_sql
 from headwater.db.work import Scratch
 from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan
-from headwater.plan.render import Column, Staged
+from headwater.plan.render import WEIGHT, Column, Staged, consolidated_sql
 
 NUMBER = "__hw_number"
 DELTA, KEYS, AFFECTED, RESCANNED = "__hw_delta", "__hw_keys", "__hw_affected", "__hw_rescanned"
 RESULT, CHANGED, GONE = "__hw_result", "__hw_changed", "__hw_gone"
-EMITTED, DELETED, UPDATED, INSERTED = "__hw_emitted", "__hw_deleted", "__hw_updated", "__hw_inserted"
+EMITTED, STAGED = "__hw_emitted", "__hw_staged"
+DELETED, UPDATED, INSERTED = "__hw_deleted", "__hw_updated", "__hw_inserted"
 
 
 @dataclass(frozen=True)
 class AtOnce:
     """The statement, and what its only row says."""
 
+    what: str
     sql: str
     applied: Callable[..., Applied | None]
+    change: str | None = None  # the columns of the change, if it is wanted in this refresh
 
     def run(self, scratch: Scratch) -> Applied | None:
         """What it applied; None if it found that steps must do it, and did nothing."""
-        return self.applied(*scratch.row("at once", self.sql))
+        if self.change is not None:
+            scratch.shape("change", self.change)
+        row = scratch.attempt(self.what, self.sql)
+        done = self.applied(*row) if row is not None else None
+        if self.change is not None and done is not None and done != Applied():
+            scratch.analyse("change")
+        return done
 
 
-def at_once(plan: IncrementalPlan, target: Target, changes: Mapping[int, str]) -> AtOnce:
-    """Takes in the changes of sources, given as queries."""
+def taken_in(plan: IncrementalPlan, target: Target, changes: Mapping[int, str]) -> AtOnce:
+    """Computes and applies what changes of sources, given as queries, mean."""
+    what = "all at once, if few rows changed"
     staged = Staged({relation: f"__hw_source{number}" for number, relation in enumerate(changes)})
-    sources = {staged.tables[relation]: text for relation, text in changes.items()}
-    if isinstance(plan, GroupPlan):
-        return _groups(plan, target, staged, sources)
-    return _bag(plan, target, staged, sources)
+    read = {staged.tables[relation]: text for relation, text in changes.items()}
+    if isinstance(plan, BagPlan):
+        read[DELTA] = f"SELECT row_number() OVER () AS {NUMBER}, z.* FROM (\n{plan.delta_sql(staged)}\n) AS z"
+        return _bag(what, plan, target, read, BagStatements(plan, target, DELTA, GONE, NUMBER))
+    if plan.algebra is None:
+        read[KEYS], read[RESULT] = plan.affected_sql(staged), _as_stored(target, plan.recompute_sql(KEYS))
+        return _groups(what, plan, target, read, RESULT, KEYS)
+    read[DELTA] = plan.state_delta_sql(staged)
+    return _states(what, plan, target, read, DELTA)
 
 
-def _bag(plan: BagPlan, target: Target, staged: Staged, sources: Mapping[str, str]) -> AtOnce:
-    statements = BagStatements(plan, target, DELTA, GONE, NUMBER)
-    read = {
-        **sources,
-        DELTA: f"SELECT row_number() OVER () AS {NUMBER}, z.* FROM (\n{plan.delta_sql(staged)}\n) AS z",
-        GONE: statements.gone_sql,
-    }
+def applied_at_once(plan: IncrementalPlan, target: Target, scratch: Scratch, affected: str | None) -> AtOnce:
+    """Applies what was computed, with the affected keys or the delta of their states in the table named."""
+    what = "apply at once, if few rows are affected"
+    if isinstance(plan, BagPlan):
+        statements = BagStatements(plan, target, scratch.name("delta"), GONE)
+        return _bag(what, plan, target, {}, statements, scratch.name("change"))
+    assert affected is not None
+    if plan.algebra is None:
+        result = scratch.name("result")
+        return _groups(what, plan, target, {}, result, affected, change=scratch.name("change"))
+    return _states(what, plan, target, {}, affected, scratch.name("change"))
+
+
+def _bag(
+    what: str,
+    plan: BagPlan,
+    target: Target,
+    read: Mapping[str, str],
+    statements: BagStatements,
+    change: str = "",
+) -> AtOnce:
     written = {
         DELETED: f"{statements.delete} RETURNING 1",
         INSERTED: f"{statements.insert} AND {_after(DELETED)}",
     }
     counted = f"SELECT (SELECT count(*) FROM {GONE}), c.* FROM (\n{statements.counts_sql}\n) AS c"
-    emitted = _emitted(target, plan.outputs, statements.change_sql)
-    return AtOnce(_with(read, emitted | written, counted), statements.checked)
+    given = _given(target, plan.outputs, statements.change_sql, change)
+    sql = _with({**read, GONE: statements.gone_sql}, given | written, counted)
+    return AtOnce(what, sql, statements.checked, _change_columns(target, plan))
 
 
-def _groups(plan: GroupPlan, target: Target, staged: Staged, sources: Mapping[str, str]) -> AtOnce:
-    statements = GroupStatements(plan, target, RESULT, CHANGED, GONE)
-    read = dict(sources)
-    rescan = None
-    if plan.algebra is None:
-        read[KEYS], affected = plan.affected_sql(staged), KEYS
-        result = plan.recompute_sql(KEYS)
-    else:
-        read[DELTA], affected = plan.state_delta_sql(staged), DELTA
-        rescan = plan.rescan_sql(DELTA, target.storage)
-        if rescan is not None:
-            # Then steps do it: this one would have to read those groups for nothing, whenever there are none.
-            read[RESCANNED], affected = rescan, AFFECTED
-            read[AFFECTED] = f"SELECT * FROM {DELTA} WHERE NOT EXISTS (SELECT FROM {RESCANNED})"
-        result = plan.merge_sql(affected, target.storage, None)
-    # In the types of the stored rows, by their order: a sum of counts is no bigint by itself.
-    read[RESULT] = (
-        f"SELECT (z.r).* FROM (SELECT ROW(y.*)::{target.storage} AS r FROM (\n{result}\n) AS y) AS z"
-    )
-    read[CHANGED] = statements.changed_sql
-    read[GONE] = statements.gone_sql(affected)
+def _states(
+    what: str, plan: GroupPlan, target: Target, read: Mapping[str, str], delta: str, change: str = ""
+) -> AtOnce:
+    """Groups whose new rows come from stored state and a delta of it."""
+    read, affected = dict(read), delta
+    rescan = plan.rescan_sql(delta, target.storage)
+    if rescan is not None:
+        # Then steps do it: this one would have to read those groups for nothing, whenever there are none.
+        read[RESCANNED], affected = rescan, AFFECTED
+        read[AFFECTED] = f"SELECT * FROM {delta} WHERE NOT EXISTS (SELECT FROM {RESCANNED})"
+    read[RESULT] = _as_stored(target, plan.merge_sql(affected, target.storage, None))
+    return _groups(what, plan, target, read, RESULT, affected, rescans=rescan is not None, change=change)
+
+
+def _groups(
+    what: str,
+    plan: GroupPlan,
+    target: Target,
+    read: Mapping[str, str],
+    result: str,
+    affected: str,
+    *,
+    rescans: bool = False,
+    change: str = "",
+) -> AtOnce:
+    statements = GroupStatements(plan, target, result, CHANGED, GONE)
+    read = {**read, CHANGED: statements.changed_sql, GONE: statements.gone_sql(affected)}
     written = {
         DELETED: f"{statements.delete} RETURNING 1",
         UPDATED: f"{statements.update} AND {_after(DELETED)} RETURNING 1",
         INSERTED: f"{statements.insert} AND {_after(UPDATED)}",
     }
 
-    def applied(
+    def checked(
         inserted: int, updated: int, deleted: int, _new: int, impossible: int, rescanned: int
     ) -> Applied | None:
         return None if rescanned else statements.checked(inserted, updated, deleted, impossible)
 
-    rescanned = f"(SELECT count(*) FROM {RESCANNED})" if rescan is not None else "0"
+    rescanned = f"(SELECT count(*) FROM {RESCANNED})" if rescans else "0"
     counted = f"SELECT c.*, {rescanned} FROM (\n{statements.counts_sql}\n) AS c"
-    emitted = _emitted(target, plan.outputs, statements.change_sql)
-    return AtOnce(_with(read, emitted | written, counted), applied)
+    given = _given(target, plan.outputs, statements.change_sql, change)
+    return AtOnce(what, _with(read, given | written, counted), checked, _change_columns(target, plan))
 
 
-def _emitted(target: Target, outputs: tuple[Column, ...], weighted: str) -> dict[str, str]:
-    if target.change_table is None:
-        return {}
-    return {EMITTED: emission_sql(target.change_table, target, outputs, weighted)}
+def _as_stored(target: Target, rows: str) -> str:
+    """Rows in the types of the stored ones, by their order: a sum of counts is no bigint by itself."""
+    return f"SELECT (z.r).* FROM (SELECT ROW(y.*)::{target.storage} AS r FROM (\n{rows}\n) AS y) AS z"
+
+
+def _given(target: Target, outputs: tuple[Column, ...], weighted: str, change: str) -> dict[str, str]:
+    """The change of what users see, to those that read it, and to the rest of this refresh."""
+    given = {}
+    if target.change_table is not None:
+        given[EMITTED] = emission_sql(target.change_table, target, outputs, weighted)
+    if target.staged:
+        given[STAGED] = f"INSERT INTO {change} {consolidated_sql(weighted, outputs)}"
+    return given
+
+
+def _change_columns(target: Target, plan: IncrementalPlan) -> str | None:
+    if not target.staged:
+        return None
+    listed = "".join(f"{column.sql}, " for column in plan.outputs)
+    return f"SELECT {listed}0::bigint AS {WEIGHT} FROM {target.storage}"
 
 
 def _after(part: str) -> str:

@@ -111,6 +111,14 @@ class Scratch:
         """The single row of a query."""
         return one(self._connection, statement(text))
 
+    def attempt(self, what: str, text: str) -> TupleRow | None:
+        """The single row of a statement that may make later ones needless; None if it was not run."""
+        return self.row(what, text)
+
+    def analyse(self, table: str) -> None:
+        """Tells the server what is in a temporary table."""
+        self._connection.execute(statement(f"ANALYZE {self.name(table)}"))
+
 
 RECORDED_ROWS = 2
 """What each step of a refresh has that is only written down: one row that was there, and a new one."""
@@ -151,3 +159,10 @@ class Recorder(Scratch):
     def row(self, what: str, text: str) -> TupleRow:
         self.note(what, text)
         return (1, 1, 1, 1, 0) if what == "count" else (RECORDED_ROWS, RECORDED_ROWS)
+
+    def attempt(self, what: str, text: str) -> TupleRow | None:
+        self.note(what, text)
+        return None
+
+    def analyse(self, table: str) -> None:
+        pass

@@ -39,19 +39,19 @@ class Engine(Protocol):
     def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
         """The sources whose change rows it reads where they are, by oid, given how many wait for each."""
 
-    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
-        """Fills `delta` of a bag."""
+    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> int:
+        """Fills `delta` of a bag; how many rows that is, as of the others."""
 
-    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
+    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
         """Fills `delta` of groups with an algebra."""
 
-    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
+    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
         """Fills `keys` of groups without an algebra."""
 
-    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> None:
+    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> int:
         """Fills `result` with the rows of the groups in a key table, as they are now."""
 
-    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> None:
+    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> int:
         """Fills `result` of groups with all there are, or `delta` of a bag with what differs from storage."""
 
 

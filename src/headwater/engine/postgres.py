@@ -12,7 +12,7 @@ from headwater.plan.operators import Aggregate, Query, Select, UnionAll
 from headwater.plan.render import Staged
 
 MOST_AT_ONCE = 1_000
-"""Change rows from which on statistics between the steps of a refresh are worth their time."""
+"""Changed rows from which on statistics between the steps of a refresh are worth their time."""
 
 
 class PostgresEngine:
@@ -27,25 +27,24 @@ class PostgresEngine:
             return frozenset()
         return frozenset(source.relation for source in plan.sources)
 
-    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
-        scratch.fill("delta", plan.delta_sql(_worked_out(scratch, plan, plan.body, staged)))
+    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> int:
+        return scratch.fill("delta", plan.delta_sql(_worked_out(scratch, plan, plan.body, staged)))
 
-    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
+    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
         staged = _worked_out(scratch, plan, plan.aggregate.input, staged)
-        scratch.fill("delta", plan.state_delta_sql(staged))
+        return scratch.fill("delta", plan.state_delta_sql(staged))
 
-    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
+    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
         staged = _worked_out(scratch, plan, plan.aggregate.input, staged)
-        scratch.fill("keys", plan.affected_sql(staged))
+        return scratch.fill("keys", plan.affected_sql(staged))
 
-    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> None:
-        scratch.fill("result", plan.recompute_sql(keys))
+    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> int:
+        return scratch.fill("result", plan.recompute_sql(keys))
 
-    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> None:
+    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> int:
         if isinstance(plan, GroupPlan):
-            scratch.fill("result", plan.full_sql())
-        else:
-            scratch.fill("delta", plan.difference_sql(storage))
+            return scratch.fill("result", plan.full_sql())
+        return scratch.fill("delta", plan.difference_sql(storage))
 
 
 def is_one_query(plan: IncrementalPlan, pending: Mapping[int, int]) -> bool:

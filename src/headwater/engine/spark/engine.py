@@ -123,53 +123,51 @@ class SparkEngine:
         many = {relation for relation, rows in pending.items() if rows > UNSTAGED_ROWS}
         return scanned_directly(plan.root) & many - self._hidden
 
-    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> None:
+    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> int:
         staged = self._with_inner(scratch, plan, staged)
         rows = self._bag().rows
         if rows is None or not staged.changes(plan.body):
-            scratch.fill("delta", plan.delta_sql(staged))
-        else:
-            scratch.fill("delta", plan.weighted_sql(self._joined_delta(scratch, rows, staged)))
+            return scratch.fill("delta", plan.delta_sql(staged))
+        return scratch.fill("delta", plan.weighted_sql(self._joined_delta(scratch, rows, staged)))
 
     @_or_given_up()
-    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
+    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
         staged = self._with_inner(scratch, plan, staged)
         if not staged.changes(plan.aggregate.input):
-            scratch.fill("delta", plan.state_delta_sql(staged))
-            return
+            return scratch.fill("delta", plan.state_delta_sql(staged))
         part = self._group().part
         statement = part.statement(self._delta_rows(scratch, part, staged), weighted=True)
         raw = self._mover.collect(scratch, "raw0", statement, part.columns(weighted=True))
-        scratch.fill("delta", self._group().finish_state_delta(raw))
+        return scratch.fill("delta", self._group().finish_state_delta(raw))
 
     @_or_given_up()
-    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> None:
+    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
         staged = self._with_inner(scratch, plan, staged)
         if not staged.changes(plan.aggregate.input):
-            scratch.fill("keys", plan.affected_sql(staged))
-            return
+            return scratch.fill("keys", plan.affected_sql(staged))
         part = self._group().part
         statement = part.keys_statement(self._delta_rows(scratch, part, staged))
         raw = self._mover.collect(scratch, "raw0", statement, part.key_columns)
-        scratch.fill("keys", self._group().finish_keys(raw))
+        return scratch.fill("keys", self._group().finish_keys(raw))
 
-    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> None:
-        self._postgres.recompute(scratch, plan, keys)
+    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> int:
+        return self._postgres.recompute(scratch, plan, keys)
 
     @_or_given_up()
-    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> None:
+    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> int:
         match self._program:
             case GroupProgram() as program:
                 statement = program.part.statement(self._all_rows(scratch, program.part), weighted=False)
                 columns = program.part.columns(weighted=False)
                 raw = self._mover.collect(scratch, "all0", statement, columns)
-                scratch.fill("result", program.finish_groups(raw))
+                return scratch.fill("result", program.finish_groups(raw))
             case BagProgram(rows=None) as bag:
-                query = substituted(bag.plan.body, partial(self._whole_table, scratch))
-                scratch.fill("delta", bag.plan.difference_sql(storage, now_sql(query)))
+                rows = now_sql(substituted(bag.plan.body, partial(self._whole_table, scratch)))
+                return scratch.fill("delta", bag.plan.difference_sql(storage, rows))
             case BagProgram() as bag:
                 assert bag.rows is not None
-                scratch.fill("delta", bag.plan.difference_sql(storage, self._all_joined(scratch, bag.rows)))
+                rows = self._all_joined(scratch, bag.rows)
+                return scratch.fill("delta", bag.plan.difference_sql(storage, rows))
 
     def load(self, scratch: Scratch, table: str) -> int:
         """Fills new storage, which everybody sees, by tasks; how many rows."""
