@@ -4,6 +4,7 @@ Each query is a stream table, another one in mode full, and a materialized view 
 each change the first is refreshed and compared with its query; then the other two take the same change in. A
 time includes the commit; it is the median of the repetitions.
 
+First all stream tables are refreshed, then what they are compared with: between refreshes nobody recomputes.
 Each query has a session of its own: a commit empties every temporary table of its session, those of the other
 queries too.
 """
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from psycopg import sql
 
@@ -29,6 +30,8 @@ PERCENTS = (0.01, 0.1, 1.0, 10.0)
 REPETITIONS = 3
 WARM_UP = 2
 
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 Progress = Callable[[str], None]
 
 
@@ -134,27 +137,28 @@ def _rounds(
     for number in range(WARM_UP):
         progress(f"warming up, {number + 1}")
         tpch_data.change(connection, percents[0] / 100, seed := seed + 1)
-        for query, hw in handles.items():
-            _round(hw, query)
+        _round(handles)
     for percent in percents:
-        rounds: dict[int, list[_Round]] = {query: [] for query in handles}
+        rounds = []
         for number in range(repetitions):
             progress(f"{percent:g} % changed, {number + 1}")
             tpch_data.change(connection, percent / 100, seed := seed + 1)
-            for query, hw in handles.items():
-                rounds[query].append(_round(hw, query))
+            rounds.append(_round(handles))
         for query in handles:
-            yield _cost(query, percent, rounds[query])
+            yield _cost(query, percent, [each[query] for each in rounds])
 
 
-def _round(hw: Headwater, query: int) -> _Round:
-    name = _name(query)
-    outcomes: list[Outcome] = []
-    refresh = _took(lambda: outcomes.extend(hw.refresh(name)))
-    equal = hw.verify(name).equal
-    full = _took(lambda: hw.refresh(_full(query)))
-    view = _took(lambda: hw.connection.execute(sql.SQL("REFRESH MATERIALIZED VIEW {}").format(_view(query))))
-    return _Round(outcomes[-1], refresh, full, view, equal)
+def _round(handles: Mapping[int, Headwater]) -> dict[int, _Round]:
+    refreshed = {query: _took(hw.refresh, _name(query)) for query, hw in handles.items()}
+    found = {}
+    for query, hw in handles.items():
+        refresh_ms, outcomes = refreshed[query]
+        equal = hw.verify(_name(query)).equal
+        full_ms, _ = _took(hw.refresh, _full(query))
+        renewal = sql.SQL("REFRESH MATERIALIZED VIEW {}").format(_view(query))
+        view_ms, _ = _took(hw.connection.execute, renewal)
+        found[query] = _Round(outcomes[-1], refresh_ms, full_ms, view_ms, equal)
+    return found
 
 
 def _cost(query: int, percent: float, rounds: Sequence[_Round]) -> QueryCost:
@@ -180,10 +184,11 @@ def _cost(query: int, percent: float, rounds: Sequence[_Round]) -> QueryCost:
     )
 
 
-def _took(action: Callable[[], object]) -> float:
+def _took(action: Callable[[Argument], Result], argument: Argument) -> tuple[float, Result]:
+    """The milliseconds that something took, and what it gave."""
     begun = time.perf_counter()
-    action()
-    return round((time.perf_counter() - begun) * 1000, 3)
+    result = action(argument)
+    return round((time.perf_counter() - begun) * 1000, 3), result
 
 
 def _clear(hw: Headwater) -> None:

@@ -350,4 +350,5 @@ def _finders(lookup: Lookup, delta: str) -> KeyFilter | None:
         tuple(Column(f"k{number}", ANY_TYPE, nullable=False) for number in range(len(lookup.equals))),
         columns=tuple(column for _, column in lookup.equals),
         exists=True,
+        first=True,
     )

@@ -113,6 +113,7 @@ class KeyFilter:
     null_safe: bool = False
     columns: tuple[str, ...] = ()  # those of the restricted node that hold the keys, if named otherwise
     exists: bool = False  # keys need not be distinct, and rows need not come once for each
+    first: bool = False  # they are few, and the server is to begin with them
 
     def branches(self) -> tuple[KeyFilter, ...]:
         if not self.null_safe and any(key.nullable for key in self.keys):
@@ -444,7 +445,11 @@ def block_sql(
     expressions = block.output_sql
     if key_filter is not None and not key_filter.exists:
         items.append(f"{key_filter.table} AS kk")
+    begun = _begun_with(block, versions, key_filter) if key_filter is not None and key_filter.first else None
     for item, version in zip(block.inputs, versions, strict=True):
+        if key_filter is not None and item is begun:
+            items.append(_restricted(item, key_filter.condition(expressions)))
+            continue
         restriction = _reached(block, item, versions, staged, key_filter)
         sql, has_weight = input_sql(item, version, staged, restriction)
         items.append(sql)
@@ -457,7 +462,7 @@ def block_sql(
     if weighted:
         outputs.append(f"{' * '.join(weights) or '1::bigint'} AS {WEIGHT}")
     predicates = [f"({predicate})" for predicate in block.predicate_sql]
-    if key_filter is not None:
+    if key_filter is not None and begun is None:
         predicates += (
             [key_filter.condition(expressions)] if key_filter.exists else key_filter.predicates(expressions)
         )
@@ -466,6 +471,29 @@ def block_sql(
     source = f" FROM {', '.join(items)}" if items else ""
     where = f" WHERE {' AND '.join(predicates)}" if predicates else ""
     return f"SELECT {', '.join(outputs)}{source}{where}"
+
+
+def _begun_with(block: Select, versions: Term, key_filter: KeyFilter) -> Input | None:
+    """The table that holds all keys of a filter, read as it is now beside others: joins begin there.
+
+    The server spreads what reading a table by an index costs over all rows of what is joined with it, also
+    where a condition leaves few of these, and so it likes to come to the keys last.
+    """
+    outputs = {output.name: output.expression for output in block.outputs}
+    aliases = {alias for name, _ in key_filter.named() for alias in aliases_of(outputs[name])}
+    for item, version in zip(block.inputs, versions, strict=True):
+        if {item.alias} == aliases and isinstance(item.node, Scan) and version is Version.NEW:
+            return item if len(block.inputs) > 1 else None
+    return None
+
+
+def _restricted(item: Input, condition: str) -> str:
+    """A table's rows that meet a condition on them, which are found before they are joined."""
+    assert isinstance(item.node, Scan)
+    alias = identifier(item.alias)
+    columns = ", ".join(f"{alias}.{identifier(name)}" for name in item.node.columns)
+    table = relation_name(item.node.source)
+    return f"(SELECT {columns} FROM {table} AS {alias} WHERE {condition} OFFSET 0) AS {alias}"
 
 
 def _reached(
