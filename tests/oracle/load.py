@@ -68,33 +68,43 @@ class Load:
         self._seed = seed
         self._going_on = threading.Event()
         self._going_on.set()
+        self._anybody_waits = threading.Event()  # maybe, for what was prepared
+        self._anybody_waits.set()
         self._prepared: list[str] = []
         self._guard = threading.Lock()
         self.problems: list[str] = []
         self.done: Counter[str] = Counter()
-        workers = [*([self._write] * WRITERS), self._alter, self._end_prepared]
-        self._threads = [
-            threading.Thread(target=self._work, args=(work, number)) for number, work in enumerate(workers)
+        *self._threads, self._ender = [
+            threading.Thread(target=self._work, args=(work, number, going_on))
+            for number, (work, going_on) in enumerate(
+                [
+                    *([(self._write, self._going_on)] * WRITERS),
+                    (self._alter, self._going_on),
+                    (self._end_prepared, self._anybody_waits),
+                ]
+            )
         ]
 
     def start(self) -> None:
-        for thread in self._threads:
+        for thread in (*self._threads, self._ender):
             thread.start()
 
     def stop(self) -> None:
-        """Ends the writers and the transactions that they prepared."""
+        """Ends the writers, and then the prepared transactions, for which writers may have waited."""
         self._going_on.clear()
         for thread in self._threads:
             thread.join()
+        self._anybody_waits.clear()
+        self._ender.join()
         with psycopg.connect(self._dsn, autocommit=True) as conn:
             for gid in self._prepared:
                 conn.execute(f"COMMIT PREPARED '{gid}'")
 
-    def _work(self, work: Any, number: int) -> None:
+    def _work(self, work: Any, number: int, going_on: threading.Event) -> None:
         chance = random.Random(self._seed + number)
         try:
             with psycopg.connect(self._dsn) as conn:
-                while self._going_on.is_set():
+                while going_on.is_set():
                     try:
                         work(conn, chance, number)
                     except psycopg.Error as error:

@@ -28,6 +28,8 @@ SECONDS = int(
 SEED = int(os.environ.get("HEADWATER_SEED") or random.SystemRandom().randrange(1 << 32))
 REFRESHERS = 3
 ROUNDS_AFTERWARDS = 10
+LONG = 600
+"""Seconds that it may take to come to rest."""
 
 
 def refresh(dsn: str, seed: int, going_on: Event, problems: Any) -> None:
@@ -48,7 +50,7 @@ def refresh(dsn: str, seed: int, going_on: Event, problems: Any) -> None:
                     return
 
 
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(SECONDS + LONG)
 def test_writers_and_refreshers_at_once(dsn: str, conn: psycopg.Connection) -> None:
     print(f"HEADWATER_SEED={SEED}, {SECONDS} s")
     conn.execute(TABLES)
