@@ -23,6 +23,7 @@ class Request:
 
     full: bool = False
     engine: EngineName | None = None  # overrides the stream table's own
+    in_others_transaction: bool = False  # which is lost if a delta is given up
 
 
 @dataclass(frozen=True)

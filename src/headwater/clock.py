@@ -67,6 +67,10 @@ class Phases:
             self._inner[-1] += elapsed
             self.milliseconds[phase] = round(self.milliseconds.get(phase, 0.0) + own, 3)
 
+    def add(self, milliseconds: float, phase: str) -> None:
+        """Counts what took place before."""
+        self.milliseconds[phase] = round(self.milliseconds.get(phase, 0.0) + milliseconds, 3)
+
     def move(self, milliseconds: float, phase: str, target: str) -> None:
         """Counts some of what was measured as one phase for another, which took place within it."""
         moved = min(milliseconds, self.milliseconds.get(phase, 0.0))

@@ -122,6 +122,10 @@ class DriftDetected(HeadwaterError):
     """The stored rows contradict the change rows: the delta does not fit what is stored."""
 
 
+class DeltaGivenUp(HeadwaterError):
+    """A delta took longer than recomputing is known to take, by far; nothing of it was applied."""
+
+
 class LockNotAvailable(HeadwaterError):
     """A lock could not be had in time; the operation can be repeated."""
 

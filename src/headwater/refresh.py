@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 import psycopg
@@ -44,6 +45,7 @@ from headwater.engine.dispatch import Dispatch
 from headwater.engine.experience import Took
 from headwater.errors import (
     ClaimLost,
+    DeltaGivenUp,
     DriftDetected,
     HeadwaterError,
     NotFound,
@@ -86,6 +88,8 @@ class MemberFailed(Exception):
         """The reason to recompute, if that can help."""
         if isinstance(self.error, DriftDetected):
             return f"{self.error.message}: {self.error.detail}"
+        if isinstance(self.error, DeltaGivenUp):
+            return self.error.message
         if (getattr(self.error.__cause__, "sqlstate", None) or "").startswith(
             (DATA_EXCEPTION, *DOMAIN_VIOLATIONS)
         ):
@@ -146,6 +150,7 @@ class Refresher:
     ) -> list[Outcome]:
         """Refreshes what is found, at its end the stream table that the request is for."""
         label, started = stream_table.label, Phases()
+        self.upkeep.given_up.clear()
         while True:
             try:
                 outcomes = retried(
@@ -196,7 +201,9 @@ class Refresher:
         """Refreshes inside the caller's REPEATABLE READ transaction."""
         try:
             return self._refresh_members(
-                stream_table_id, catalog.closure(self._connection, stream_table_id), request
+                stream_table_id,
+                catalog.closure(self._connection, stream_table_id),
+                replace(request, in_others_transaction=True),
             )
         except MemberFailed as failed:
             raise failed.error from failed.error.__cause__
@@ -277,7 +284,7 @@ class Refresher:
                 "a stream table that takes part in this refresh was dropped in the meantime", hint="repeat it"
             )
         for member in closure.order:
-            wanted = request if member == stream_table_id else Request(engine=request.engine)
+            wanted = request if member == stream_table_id else replace(request, full=False)
             try:
                 outcomes.append(self.upkeep.refresh(by_id[member], closure.sources[member], wanted))
             except HeadwaterError as error:

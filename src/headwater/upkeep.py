@@ -6,7 +6,8 @@ refresh, `creation` those that load for the first time or under another query.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -20,18 +21,19 @@ from headwater.apply.merge import Applied, Target, emit_difference
 from headwater.capture import marks
 from headwater.capture.registry import partitions_moved
 from headwater.catalog import CatalogSource, EngineName, StreamTable
-from headwater.choosing import Choice, Request, choose
+from headwater.choosing import FEW_ROWS, Choice, Request, choose
 from headwater.clock import Phases
-from headwater.config import Settings
+from headwater.config import Settings, milliseconds
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
-from headwater.db.work import Recorder, Scratch, prefix_of
+from headwater.db.work import OutOfPatience, Patience, Recorder, Scratch, prefix_of
 from headwater.definition import Definition, DefinitionReader, definition_oid
 from headwater.engine.base import Engines, Inexact
 from headwater.engine.dispatch import Action, Decision, Dispatch
-from headwater.engine.experience import Prediction
+from headwater.engine.experience import GIVEN_UP, Prediction
 from headwater.engine.postgres import PostgresEngine, in_postgres
 from headwater.errors import (
+    DeltaGivenUp,
     DriftDetected,
     EngineFailed,
     EngineUnavailable,
@@ -50,6 +52,7 @@ from headwater.maintenance import (
     small_change,
     stage,
 )
+from headwater.plan.keep import Layers
 from headwater.plan.maintain import GroupPlan, MaintenancePlan
 
 if TYPE_CHECKING:
@@ -77,6 +80,14 @@ class _Work:
     target: Target
     phases: Phases
     engine: EngineName
+    may_give_up: bool  # a delta, for recomputing
+
+
+class GivenUp(NamedTuple):
+    """A delta that took too long."""
+
+    rows: int
+    milliseconds: float
 
 
 class _Done(NamedTuple):
@@ -107,6 +118,7 @@ class Upkeep:
         self.written: set[int] = set()  # views of stream tables that the open transaction has written to
         self.decisions: dict[int, Decision] = {}  # of the latest attempt, for the record if it fails
         self.left_database = False  # some of it ran elsewhere, and may have left something
+        self.given_up: dict[int, GivenUp] = {}  # deltas of this refresh, by stream table
 
     def begin(self) -> None:
         """Another transaction, which has written nothing yet."""
@@ -119,6 +131,9 @@ class Upkeep:
         with phases.measure("choose"):
             _check_intact(stream_table, sources)
             choice = choose(connection, self._settings, self._dispatch, stream_table, sources, request)
+        if (tried := self.given_up.get(stream_table.id)) is not None:
+            phases.add(tried.milliseconds, GIVEN_UP)
+            choice = replace(choice, rows_in=tried.rows)
         outcome = Outcome(
             stream_table=stream_table.label,
             stream_table_id=stream_table.id,
@@ -143,7 +158,9 @@ class Upkeep:
         prefix = f"{prefix_of(stream_table.id)}{stream_table.mode}_{definition.signature[:8]}"
         scratch = self._scratch(connection, prefix)
         target = self.target(stream_table, definition)
-        work = _Work(stream_table, definition, scratch, target, phases, request.engine or stream_table.engine)
+        engine = request.engine or stream_table.engine
+        may_give_up = stream_table.requested_mode == "auto" and not request.in_others_transaction
+        work = _Work(stream_table, definition, scratch, target, phases, engine, may_give_up)
         if choice.action == "delta" and self._is_current(stream_table, definition):
             applied, decision, traffic, _ = self._delta(work, sources, choice)
             if decision.engine == PostgresEngine.name and is_slow(phases):
@@ -175,6 +192,32 @@ class Upkeep:
             outcome, applied=applied, snapshot=snapshot, elapsed=phases.elapsed, phases=phases.milliseconds
         )
         return replace(outcome, history_id=history.record(connection, outcome))
+
+    @contextmanager
+    def _limited(self, work: _Work, choice: Choice) -> Iterator[None]:
+        """Gives a delta inside the database up that takes much longer than recomputing.
+
+        By prediction most of those are not begun; this is for what nobody foresaw, such as a bad plan.
+        """
+        own, limit = milliseconds(self._settings.statement_timeout), None
+        if work.may_give_up and choice.rows_in > FEW_ROWS:
+            limit = self._dispatch.patience_ms(self._connection, work.stream_table)
+        if limit is None or 0 < own <= limit:
+            yield
+            return
+        work.scratch.patience = Patience(limit)
+        timeout = sql.SQL("SET LOCAL statement_timeout = {}")
+        self._connection.execute(timeout.format(sql.Literal(round(limit))))
+        try:
+            yield
+        except OutOfPatience as error:
+            spent = work.scratch.patience.spent_ms
+            self.given_up[work.stream_table.id] = GivenUp(choice.rows_in, round(spent, 3))
+            raise DeltaGivenUp(
+                f"a delta of {choice.rows_in:,} change rows was given up after {spent:,.0f} ms:"
+                " it took much longer than recomputing does"
+            ) from error
+        self._connection.execute(timeout.format(sql.Literal(own)))
 
     def _set_work_mem(self, sources: int) -> None:
         """Gives the statements of one stream table's refresh the memory that the settings say."""
@@ -253,15 +296,22 @@ class Upkeep:
         return found.fetchone() is not None
 
     def _delta(self, work: _Work, sources: list[CatalogSource], choice: Choice) -> _Done:
-        plan, frontier = work.definition.plan, work.stream_table.frontier
-        assert plan is not None
-        assert frontier is not None
-        tables = {source.relation: str(source.change_table) for source in sources}
         with work.phases.measure("choose"):
             layers = kept_layers(self._connection, work.stream_table.id, work.definition)
             plans = [*(part.plan for part in layers.kept), layers.top]
             decision = self._decide(work, plans, "delta", choice.rows_in)
         self.written.update(part.source.relation for part in layers.kept)
+        with nullcontext() if decision.programs else self._limited(work, choice):
+            return self._taken_in(work, sources, choice, layers, decision)
+
+    def _taken_in(
+        self, work: _Work, sources: list[CatalogSource], choice: Choice, layers: Layers, decision: Decision
+    ) -> _Done:
+        """Computes what the changes mean, and applies it."""
+        plan, frontier = work.definition.plan, work.stream_table.frontier
+        assert plan is not None
+        assert frontier is not None
+        tables = {source.relation: str(source.change_table) for source in sources}
         if not decision.programs:
             small = small_change(layers, choice.pending, tables, frontier, work.target)
             if small is not None:

@@ -7,8 +7,11 @@ a session that others share, it is dropped at the commit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import psycopg
 from psycopg import sql
 from psycopg.rows import TupleRow
 
@@ -57,8 +60,40 @@ def drop_unused(connection: Connection, used: Sequence[int], oldest: int = OLDES
         connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(", ").join(names)))
 
 
+class OutOfPatience(Exception):
+    """Statements took longer than they may; the transaction may be broken."""
+
+
+class Patience:
+    """How long statements may take: each one, which the server sees to, and all of them together."""
+
+    def __init__(self, milliseconds: float) -> None:
+        self.milliseconds = milliseconds
+        self._started = time.perf_counter()
+
+    @property
+    def spent_ms(self) -> float:
+        return (time.perf_counter() - self._started) * 1000
+
+    @contextmanager
+    def statement(self) -> Iterator[None]:
+        """Around a statement that the server cancels after as many milliseconds."""
+        if self.spent_ms >= self.milliseconds:
+            raise OutOfPatience
+        before = self.spent_ms
+        try:
+            yield
+        except psycopg.errors.QueryCanceled as error:
+            if self.spent_ms - before < self.milliseconds:
+                raise  # somebody else did it
+            raise OutOfPatience from error
+
+
 class Scratch:
     """Temporary tables of one stream table; `prefix` keeps those of different plans apart."""
+
+    patience: Patience | None = None
+    """With what fills tables and changes rows, while it is limited."""
 
     def __init__(self, connection: Connection, prefix: str) -> None:
         self._connection = connection
@@ -69,7 +104,9 @@ class Scratch:
 
     def part(self, name: str) -> Scratch:
         """Tables of a part of the work, apart from the others."""
-        return Scratch(self._connection, f"{self._prefix}_{name}")
+        part = Scratch(self._connection, f"{self._prefix}_{name}")
+        part.patience = self.patience
+        return part
 
     def shape(self, table: str, select: str) -> None:
         """Makes a temporary table with the columns of a query, unless it is there."""
@@ -79,10 +116,11 @@ class Scratch:
         """Adds the rows of a query to a temporary table, made for them if need be; how many there were."""
         name = self.name(table)
         # One round trip; not prepared, for these are three statements. The INSERT's result is the second.
-        cursor = self._connection.execute(
-            statement(f"{self._creation(table, select)}; INSERT INTO {name} {select}; ANALYZE {name}"),
-            prepare=False,
-        )
+        with self._limited():
+            cursor = self._connection.execute(
+                statement(f"{self._creation(table, select)}; INSERT INTO {name} {select}; ANALYZE {name}"),
+                prepare=False,
+            )
         cursor.nextset()
         return cursor.rowcount
 
@@ -105,11 +143,21 @@ class Scratch:
 
     def run(self, what: str, text: str) -> int:
         """Runs one data-modifying statement; the number of rows it touched."""
-        return self._connection.execute(statement(text)).rowcount
+        with self._limited():
+            return self._connection.execute(statement(text)).rowcount
 
     def row(self, what: str, text: str) -> TupleRow:
         """The single row of a query."""
-        return one(self._connection, statement(text))
+        with self._limited():
+            return one(self._connection, statement(text))
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        if self.patience is None:
+            yield
+        else:
+            with self.patience.statement():
+                yield
 
     def attempt(self, what: str, text: str) -> TupleRow | None:
         """The single row of a statement that may make later ones needless; None if it was not run."""

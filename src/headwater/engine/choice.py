@@ -65,6 +65,8 @@ MUCH_DEARER = 2.0
 """The same where no delta of such a size was seen: a first one is worth a try."""
 TRIED_AGAIN = 8
 """After so many refreshes, times what it loses, a delta that was given up is tried again."""
+SHORTEST_PATIENCE_MS = 5_000.0
+"""A delta that takes less is never broken off."""
 ALIKE = 5
 """So many of the latest deltas of about a size tell what one takes."""
 
@@ -134,6 +136,11 @@ def dearer_than_full(
     return (
         f"a delta of {rows:,} change rows would take about {expected:,.0f} ms, recomputing {full_ms:,.0f} ms"
     )
+
+
+def patience_ms(full_ms: float | None) -> float | None:
+    """After how long a delta is given up for recomputing, however it was expected to go; None if never."""
+    return max(SHORTEST_PATIENCE_MS, MUCH_DEARER * full_ms) if full_ms is not None else None
 
 
 def _expected(rows: int, points: Sequence[tuple[int, float]]) -> tuple[float, bool]:

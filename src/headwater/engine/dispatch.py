@@ -20,7 +20,7 @@ from headwater.db.route import Route
 from headwater.db.work import Recorder
 from headwater.definition import Definition, expression_types
 from headwater.engine.base import Engine, Engines
-from headwater.engine.choice import Verdict, choose, crossover, dearer_than_full
+from headwater.engine.choice import Verdict, choose, crossover, dearer_than_full, patience_ms
 from headwater.engine.experience import INSTEAD, Experience
 from headwater.engine.postgres import PostgresEngine, in_postgres
 from headwater.engine.spark.compile import compile_program, full_refusal
@@ -112,6 +112,10 @@ class Dispatch:
             return None
         values = {"id": stream_table.id, "rows": rows // 2}
         return dearer_than_full(rows, seen, full_ms, one(connection, query("engine", "given_up"), values)[0])
+
+    def patience_ms(self, connection: Connection, stream_table: StreamTable) -> float | None:
+        """After how long a delta is given up for recomputing; None if never."""
+        return patience_ms(self.experience.full_ms(connection, stream_table.id))
 
     def _programs_of(
         self, connection: Connection, definition: Definition, plans: Sequence[MaintenancePlan], action: Action

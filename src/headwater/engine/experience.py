@@ -23,6 +23,8 @@ REMEMBERED = 10_000
 """Stream tables of which this process remembers what they took."""
 SHOWN_ROWS = (1, 100, 10_000, 1_000_000)
 """Sizes of changes for which predictions are shown."""
+GIVEN_UP = "given up"
+"""The phase of a refresh that recomputed in which it had tried a delta: it would have taken even longer."""
 INSTEAD = "instead of Spark"
 """How the reason of a refresh begins that Spark was to compute and PostgreSQL did."""
 
@@ -100,6 +102,8 @@ class Experience:
         known.added += 1
         if took.action in ("load", "recompute"):
             known.full = [took.elapsed_ms, *known.full][:RECENT_FULL]
+            if (tried := took.phases.get(GIVEN_UP)) is not None:
+                known.deltas = [Observation("postgres", took.rows, tried, tried), *known.deltas][:RECENT]
         elif took.action == "delta" and took.rows > 0:
             elapsed = took.elapsed_ms - took.phases.get("plan", 0.0)
             database = elapsed - took.phases.get("start", 0.0)
@@ -115,6 +119,7 @@ class Experience:
                 "recent": RECENT,
                 "recent_full": RECENT_FULL,
                 "instead": f"{INSTEAD}%",
+                "given_up": GIVEN_UP,
             }
             known = _Known()
             for kind, engine, rows, elapsed, database in connection.execute(

@@ -15,15 +15,17 @@ LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::int AS 
 
 -- name: experience
 -- What recent deltas of a stream table took, in all and of the database, and what computing everything took; latest
--- first. Planning is left out: a session does it once. So is what an engine began and another one finished.
+-- first. Planning is left out: a session does it once. So is what an engine began and another one finished. A delta that was given
+-- up counts with the time after which it was.
 (SELECT 'delta', engine, rows_in, took, took - coalesce((phases->>'start')::float8, 0)
         - CASE engine WHEN 'spark' THEN coalesce((phases->>'compute')::float8, 0) ELSE 0 END
  FROM (
      SELECT id, engine, rows_in, phases,
-            extract(epoch FROM finished_at - started_at)::float8 * 1000
-            - coalesce((phases->>'plan')::float8, 0) AS took
+            coalesce((phases->>%(given_up)s)::float8,
+                     extract(epoch FROM finished_at - started_at)::float8 * 1000
+                     - coalesce((phases->>'plan')::float8, 0)) AS took
      FROM headwater.refresh
-     WHERE stream_table_id = %(id)s AND action = 'delta' AND status = 'completed' AND rows_in > 0
+     WHERE stream_table_id = %(id)s AND (action = 'delta' OR phases ? %(given_up)s) AND status = 'completed' AND rows_in > 0
        AND engine_reason NOT LIKE %(instead)s
      ORDER BY id DESC LIMIT %(recent)s
  ) recent
