@@ -137,7 +137,8 @@ def _rounds(
     for number in range(WARM_UP):
         progress(f"warming up, {number + 1}")
         tpch_data.change(connection, percents[0] / 100, seed := seed + 1)
-        _round(handles)
+        for query, hw in handles.items():
+            hw.refresh(_name(query))
     for percent in percents:
         rounds = []
         for number in range(repetitions):

@@ -163,8 +163,8 @@ def bench_tpch(
 ) -> int:
     """Measure refreshes of TPC-H's queries against recomputing.
 
-    Recomputing is a full refresh, and REFRESH MATERIALIZED VIEW of the same query. The exit code is 1 if a
-    stream table differs from its query.
+    Recomputing is the refresh of a stream table in mode full, and REFRESH MATERIALIZED VIEW, of the same
+    query after the same change. The exit code is 1 if a stream table differs from its query.
 
     \b
     Example: headwater bench tpch --scale 0.1 --change 0.1 --change 1 --queries 1 --queries 3
