@@ -388,6 +388,13 @@ def clear(connection: Connection) -> None:
     connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA)))
 
 
+def read_once(connection: Connection) -> None:
+    """Reads all rows: who is the first to meet rows that were written has to note that they are committed."""
+    with _inside(connection):
+        for table in ("supplier", "part", "partsupp", "customer", "orders", "lineitem"):
+            connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table)))
+
+
 def change(connection: Connection, fraction: float, seed: int) -> None:
     """Touches about a fraction of the rows of each table but nation and region, in several transactions.
 
