@@ -217,6 +217,7 @@ class Upkeep:
                 f"a delta of {choice.rows_in:,} change rows was given up after {spent:,.0f} ms:"
                 " it took much longer than recomputing does"
             ) from error
+        work.scratch.patience = None
         self._connection.execute(timeout.format(sql.Literal(own)))
 
     def _set_work_mem(self, sources: int) -> None:
