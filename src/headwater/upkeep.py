@@ -131,7 +131,8 @@ class Upkeep:
         with phases.measure("choose"):
             _check_intact(stream_table, sources)
             choice = choose(connection, self._settings, self._dispatch, stream_table, sources, request)
-        if (tried := self.given_up.get(stream_table.id)) is not None:
+        tried = self.given_up.get(stream_table.id)
+        if tried is not None and choice.action == "recompute":  # unless another refresh has done it meanwhile
             phases.add(tried.milliseconds, GIVEN_UP)
             choice = replace(choice, rows_in=tried.rows)
         outcome = Outcome(
