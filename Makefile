@@ -18,7 +18,7 @@ PYTEST_ARGS ?=
 ON_SPARK := tests/conformance tests/oracle $(addprefix tests/integration/test_,traps.py errors_in_deltas.py ddl.py dag.py)
 
 # What depends on the server's version.
-ON_EACH_SERVER := tests/integration tests/oracle tests/migration tests/crash tests/spark/test_dispatch.py tests/spark/test_transport.py
+ON_EACH_SERVER := tests/integration tests/oracle tests/migration tests/crash tests/spark/test_engine_selection.py tests/spark/test_transport.py
 
 # What runs programs as users do, and waits for them more than it computes.
 AS_PROGRAMS := tests/service tests/acceptance

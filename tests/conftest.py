@@ -28,7 +28,7 @@ from tests.oracle.chance import SEED
 from tests.oracle.rounds import COVERAGE
 
 import headwater
-from headwater.catalog import EngineName
+from headwater.catalog.stream_tables import EngineName
 from headwater.embedded import Installation, Server, find_installations
 
 TEST_SERVER = os.environ.get("HEADWATER_TEST_SERVER") or "embedded"
@@ -159,7 +159,7 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 
 @pytest.fixture(scope="session")
 def spark_process() -> Iterator[None]:
-    from headwater.engine.spark.session import runtime
+    from headwater.engine.spark.runtime.session import runtime
 
     yield
     runtime().stop()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headwater import Headwater, Outcome, StreamTable
-from headwater.catalog import EngineName, Mode, TierChoice
+from headwater.catalog.stream_tables import EngineName, Mode, TierChoice
 
 SPARK_MASTER = "local[2]"
 

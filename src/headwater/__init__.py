@@ -8,17 +8,18 @@
 
 import logging
 
-from headwater.advice import MissingIndex
 from headwater.api import Headwater, connect
-from headwater.catalog import StreamTable
+from headwater.catalog.history import HistoryEntry, Outcome
+from headwater.catalog.jobs import RunningJob
+from headwater.catalog.stream_tables import StreamTable
 from headwater.config import Setting
 from headwater.errors import HeadwaterError
-from headwater.explain import Explanation
-from headwater.history import HistoryEntry, Outcome
-from headwater.jobs import RunningJob
-from headwater.monitor import StreamTableStatus
-from headwater.repair import Repaired
-from headwater.verify import Verification
+from headwater.inspect.explain import Explanation
+from headwater.inspect.status import StreamTableStatus
+from headwater.inspect.verify import Verification
+from headwater.lifecycle.repair import Repaired
+from headwater.refresh.incidents import Incident
+from headwater.refresh.index_advice import MissingIndex
 
 # What is logged is for the program that we are part of: it decides where it goes, if anywhere.
 logging.getLogger("headwater").addHandler(logging.NullHandler())
@@ -28,6 +29,7 @@ __all__ = [
     "Headwater",
     "HeadwaterError",
     "HistoryEntry",
+    "Incident",
     "MissingIndex",
     "Outcome",
     "Repaired",

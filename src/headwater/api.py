@@ -13,34 +13,38 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
 
-from headwater import catalog, config, history, jobs, uninstall
-from headwater.advice import MissingIndex, missing_indexes
-from headwater.alteration import Alteration
-from headwater.catalog import EngineName, Mode, StreamTable, TierChoice
-from headwater.choosing import Request
+from headwater import config
+from headwater.catalog import history, installed, jobs
+from headwater.catalog import stream_tables as catalog
+from headwater.catalog.history import HistoryEntry, Outcome
+from headwater.catalog.jobs import RunningJob
+from headwater.catalog.stream_tables import EngineName, Mode, StreamTable, TierChoice
 from headwater.config import Setting, Settings
-from headwater.creation import Creation
-from headwater.db import install, privileges
 from headwater.db.connection import Connection, bound, transaction, translated
-from headwater.db.privileges import Check
 from headwater.db.route import Route
-from headwater.definition import DefinitionReader
-from headwater.engine.dispatch import Dispatch
+from headwater.definition.reader import DefinitionReader, definition_oid
+from headwater.engine.select import Dispatch
 from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound, Suspended
-from headwater.explain import Explanation, explain
-from headwater.history import HistoryEntry, Outcome
-from headwater.jobs import RunningJob
-from headwater.keeping import kept_layers
-from headwater.monitor import StreamTableStatus, statuses
-from headwater.options import Options, altered_options
-from headwater.overview import Overlook, Overview
-from headwater.plan.dialect import literal
-from headwater.refresh import Refresher
-from headwater.removal import Removal
-from headwater.repair import Repair, Repaired
-from headwater.uninstall import Installation
-from headwater.upgrade import upgrade
-from headwater.verify import Verification, verify
+from headwater.inspect.explain import Explanation, explain
+from headwater.inspect.overview import Overlook, Overview
+from headwater.inspect.status import StreamTableStatus, statuses
+from headwater.inspect.verify import Verification, verify
+from headwater.install import migrate, privileges, uninstall
+from headwater.install.privileges import Check
+from headwater.install.uninstall import Installation
+from headwater.install.upgrade import upgrade
+from headwater.lifecycle.alter import Alteration
+from headwater.lifecycle.create import Creation
+from headwater.lifecycle.drop import Removal
+from headwater.lifecycle.options import Options, altered_options
+from headwater.lifecycle.repair import Repair, Repaired
+from headwater.plan.quoting import literal
+from headwater.refresh import incidents
+from headwater.refresh.decide import Request
+from headwater.refresh.incidents import Incident
+from headwater.refresh.index_advice import MissingIndex, missing_indexes
+from headwater.refresh.intermediates import kept_layers
+from headwater.refresh.transaction import Refresher
 
 SWEEPING_INTERVAL = 60.0
 """Seconds after which a long-lived handle looks again for what dead processes left."""
@@ -109,7 +113,7 @@ class Headwater:
     @_verb
     def init(self) -> bool:
         """Installs the catalog; False if it was there already."""
-        return install.install(self._connection)
+        return migrate.install(self._connection)
 
     @_verb
     def check(self) -> builtins.list[Check]:
@@ -122,7 +126,7 @@ class Headwater:
 
         What had to be left as it was, because others used it all the time, is logged as a warning.
         """
-        applied = install.migrate(self._connection)
+        applied = migrate.migrate(self._connection)
         state = self._state()
         if not state.restored:  # which has to be repaired, and all is made again then
             settings = self._applied_settings(state)
@@ -134,7 +138,7 @@ class Headwater:
     def repair(self) -> builtins.list[Repaired]:
         """Puts right what a restore from a dump or a DROP … CASCADE left; what became of each."""
         state = self._state()
-        install.require_primary(self._connection)
+        installed.require_primary(self._connection)
         settings = self._applied_settings(state)
         refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
         attempts = settings.lock_attempts
@@ -163,8 +167,8 @@ class Headwater:
     @_verb
     def set(self, name: str, value: str) -> None:
         """Stores a setting in the database."""
-        install.require_current(self._connection)
-        install.require_primary(self._connection)
+        installed.require_current(self._connection)
+        installed.require_primary(self._connection)
         stored = config.written(config.checked(name, value))
         config.check_storable(name)
         self._connection.execute(
@@ -259,7 +263,7 @@ class Headwater:
         self._sweep()
         refresher = self._refresher()
         stream_table = catalog.find(self._connection, name)
-        _require_resumed(stream_table, catalog.suspended(self._connection, stream_table.id))
+        self._require_resumed(stream_table)
         return refresher.refresh(stream_table, Request(full=full, engine=engine))
 
     @_verb
@@ -284,35 +288,35 @@ class Headwater:
 
     def start_spark(self) -> None:
         """Starts Spark in the background, so that what needs it first need not wait."""
-        from headwater.engine.spark.session import runtime
+        from headwater.engine.spark.runtime.session import runtime
 
         runtime().start_in_background(self._settings())
 
     @_verb
     def cancel(self, name: str) -> builtins.list[RunningJob]:
         """Ends the refreshes of a stream table that run now; which these are."""
-        install.require_current(self._connection)
+        installed.require_current(self._connection)
         return jobs.cancel(self._connection, catalog.find(self._connection, name))
 
     @_verb
     def verify(self, name: str) -> Verification:
         """Compares a stream table with its query at one snapshot."""
         settings, refresher = self._settings(), self._refresher()
-        return verify(self._connection, settings, refresher, catalog.find(self._connection, name))
+        return verify(self._connection, settings, refresher, self._intact(name))
 
     @_verb
     def explain(self, name: str) -> Explanation:
         """What a refresh would do, and why."""
         refresher = self._refresher()
-        return explain(self._connection, refresher, catalog.find(self._connection, name))
+        return explain(self._connection, refresher, self._intact(name))
 
     @_verb
     def missing_indexes(self, name: str) -> builtins.list[MissingIndex]:
         """The indexes on sources that would turn scans of a refresh into look-ups; none is ever created."""
         refresher = self._refresher()
-        found = catalog.find(self._connection, name)
+        found = self._intact(name)
         with transaction(self._connection, rollback=True):
-            definition = refresher.upkeep.read_definition(found)
+            definition = refresher.reader.read(definition_oid(self._connection, found.id))
             if definition.mode_for(found.mode) == "full":
                 return []
             layers = kept_layers(self._connection, found.id, definition)
@@ -339,34 +343,41 @@ class Headwater:
     @_verb
     def history(self, name: str | None = None, *, limit: int = 20) -> builtins.list[HistoryEntry]:
         """The latest refreshes, newest first."""
-        install.require_current(self._connection)
+        installed.require_current(self._connection)
         stream_table_id = catalog.find(self._connection, name).id if name is not None else None
         return history.recent(self._connection, stream_table_id, limit)
+
+    @_verb
+    def audits(self, name: str | None = None, *, limit: int = 20) -> builtins.list[Incident]:
+        """The latest incidents, newest first: where a stream table or its plan differed from its query."""
+        installed.require_current(self._connection)
+        stream_table_id = catalog.find(self._connection, name).id if name is not None else None
+        return incidents.recent(self._connection, stream_table_id, limit)
 
     # parts
 
     def _settings(self, *, writing: bool = False) -> Settings:
         """The effective settings; those that the session itself has are applied to it."""
         state = self._state()
-        install.require_repaired(state)
+        installed.require_repaired(state)
         if writing and state.read_only:
-            install.require_primary(self._connection)
+            installed.require_primary(self._connection)
         return self._applied_settings(state)
 
-    def _applied_settings(self, state: install.State) -> Settings:
+    def _applied_settings(self, state: installed.State) -> Settings:
         settings = config.giving_way(self._resolved(state)[0], state.deadlock_timeout_ms)
         if settings != self._applied:
             bound(self._connection, settings)
             self._applied = settings
         return settings
 
-    def _state(self) -> install.State:
+    def _state(self) -> installed.State:
         """The state of the database, whose catalog is of the version that this program knows."""
-        state = install.read_state(self._connection, sorted(config.RULES))
-        install.require_version(state.version)
+        state = installed.read_state(self._connection, sorted(config.RULES))
+        installed.require_version(state.version)
         return state
 
-    def _resolved(self, state: install.State) -> tuple[Settings, builtins.list[Setting]]:
+    def _resolved(self, state: installed.State) -> tuple[Settings, builtins.list[Setting]]:
         return config.resolve(*self._given(), ("table", state.stored), ("server", state.server))
 
     def _given(self) -> builtins.list[tuple[str, Mapping[str, str]]]:
@@ -387,6 +398,26 @@ class Headwater:
                 raise
         self._swept = started
 
+    def _intact(self, name: str) -> StreamTable:
+        """The stream table of a name, which has all its parts."""
+        found = catalog.find(self._connection, name)
+        if (error := catalog.broken(self._connection, found)) is not None:
+            raise error
+        return found
+
+    def _require_resumed(self, stream_table: StreamTable) -> None:
+        """Raises if the stream table or one that it reads is suspended; if that is broken too, says so."""
+        for found in catalog.suspended(self._connection, stream_table.id):
+            if (error := catalog.broken(self._connection, found)) is not None:
+                raise error
+            reads = "" if found.id == stream_table.id else f" reads {found.label}, which"
+            raise Suspended(
+                f"{stream_table.label}{reads} is suspended",
+                detail=found.suspended_reason or "",
+                hint=f"headwater resume {found.label},"
+                f" or CALL headwater.resume_stream_table({literal(found.label)})",
+            )
+
     def _refresher(self) -> Refresher:
         return Refresher(self._connection, self._settings(writing=True), self._reader, self._dispatch)
 
@@ -402,17 +433,6 @@ class Headwater:
 
     def _removal(self) -> Removal:
         return Removal(self._connection, self._settings(writing=True).lock_attempts)
-
-
-def _require_resumed(stream_table: StreamTable, suspended: builtins.list[StreamTable]) -> None:
-    for found in suspended:
-        reads = "" if found.id == stream_table.id else f" reads {found.label}, which"
-        raise Suspended(
-            f"{stream_table.label}{reads} is suspended",
-            detail=found.suspended_reason or "",
-            hint=f"headwater resume {found.label},"
-            f" or CALL headwater.resume_stream_table({literal(found.label)})",
-        )
 
 
 def connect(dsn: str | None = None, *, direct_dsn: str | None = None, **settings: str) -> Headwater:

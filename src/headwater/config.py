@@ -54,6 +54,8 @@ class Settings:
     delta_work_mem_cap_mb: int = 0
     connection_pooler_mode: PoolerMode = "auto"
     drain: bool = False
+    audit_interval: str = "1d"
+    audit_budget: str = "5s"
 
 
 PROFILES: dict[str, dict[str, str]] = {
@@ -257,6 +259,14 @@ RULES: dict[str, _Rule] = {
         stored=False,
     ),
     "drain": _Rule("whether the service begins no new refresh; capture goes on", switch=True),
+    "audit_interval": _Rule(
+        "how often the service compares each stream table with its query, 0ms for never",
+        duration=True,
+        zero_is_off=True,
+    ),
+    "audit_budget": _Rule(
+        "how long an audit keeps the database busy at a time, and one statement of it at most", duration=True
+    ),
 }
 PREFIX = "headwater."
 

@@ -102,6 +102,10 @@ class RefreshFailed(HeadwaterError):
     """A refresh failed; nothing of it was applied."""
 
 
+class Broken(RefreshFailed):
+    """A part of the stream table, or something that it reads, was dropped; the hint has the remedy."""
+
+
 class RefreshCancelled(RefreshFailed):
     """A refresh was ended by `headwater cancel` or by statement_timeout; nothing of it was applied."""
 
@@ -124,6 +128,10 @@ class DriftDetected(HeadwaterError):
 
 class DeltaGivenUp(HeadwaterError):
     """A delta took longer than recomputing is known to take, by far; nothing of it was applied."""
+
+
+class DeltaFailed(HeadwaterError):
+    """A delta met an error that the query itself need not raise; nothing of it was applied."""
 
 
 class LockNotAvailable(HeadwaterError):

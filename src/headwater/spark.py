@@ -6,7 +6,7 @@
 >>> orders = spark.read.format("headwater").options(**options).load()  # doctest: +SKIP
 """
 
-from headwater.engine.spark.datasource import register
-from headwater.engine.spark.users import Consumer, consumers, drop_consumer, snapshot
+from headwater.engine.spark.source.datasource import register
+from headwater.engine.spark.source.users import Consumer, consumers, drop_consumer, snapshot
 
 __all__ = ["Consumer", "consumers", "drop_consumer", "register", "snapshot"]

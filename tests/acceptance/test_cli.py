@@ -18,13 +18,14 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from tests.integration.test_audits import Planner
 
 import headwater
-from headwater import catalog
+from headwater.catalog import stream_tables as catalog
+from headwater.catalog.jobs import Job
 from headwater.cli import run
 from headwater.cli.group import cli
 from headwater.cli.invocation import Invocation
-from headwater.jobs import Job
 
 REVENUE = "SELECT region, sum(amount) AS total, count(*) AS orders FROM sales GROUP BY region"
 DRAWN = "SELECT id, random() AS lot FROM sales"
@@ -188,7 +189,8 @@ def test_suspending_draining_and_tiers(inside: Inside, conn: psycopg.Connection)
     assert said == "suspended public.revenue: the load runs\nnext: headwater resume revenue\n"
     assert "suspended: the load runs" in inside.run("list").stdout
     shown = inside.run("status", "revenue").stdout
-    assert re.search(r"suspended +the load runs", shown)
+    assert re.search(r"because +the load runs", shown)
+    assert re.search(r"remedy +headwater resume public.revenue", shown)
     assert re.search(r"tier +cold", shown)
     refused = inside.fails("refresh", "revenue")
     assert refused.startswith("error: public.revenue is suspended\n")
@@ -224,6 +226,7 @@ def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
         "tier": None,
         "suspended_reason": None,
         "reasons": [],
+        "load_check": "compared with its query: all 2 rows",
         "created": True,
         "indexes": [],
     }
@@ -248,6 +251,7 @@ def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
     assert status["sources"] == ["public.sales"]
     history = program.json("history", "--limit", "2")["refreshes"]
     assert [item["action"] for item in history] == ["recompute", "delta"]
+    assert program.json("audits") == {"incidents": []}
     assert datetime.fromisoformat(history[0]["started_at"]).tzinfo is not None
     verified = program.json("verify", "big")
     assert (verified["equal"], verified["rows"], verified["missing"]) == (True, 1, [])
@@ -256,6 +260,22 @@ def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
     assert (altered["mode"], altered["schedule"]) == ("full", "5m")
     assert program.json("drop", "revenue", "--cascade")["dropped"] == ["public.big", "public.revenue"]
     assert program.json("drop", "revenue", "--if-exists") == {"dropped": []}
+
+
+def test_a_plan_that_gives_other_rows_than_the_query(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `create` and `audits` say of it, and of one that is right."""
+    counted = "SELECT region, count(*) AS n FROM sales WHERE amount > 4 GROUP BY region"
+    assert "no stream table was found to differ" in inside.run("audits").stdout
+    assert "compared with its query: all 1 rows" in inside.run("create", "right", "--query", counted).stdout
+    Planner(monkeypatch)
+    created = inside.json("create", "wrong", "--query", counted.replace("4", "5"))
+    assert (created["mode"], created["load_check"]) == ("full", "its rows are its query's own")
+    [incident] = inside.json("audits")["incidents"]
+    assert (incident["stream_table"], incident["status"]) == ("public.wrong", "held")
+    said = inside.run("audits", "wrong", "--limit", "1").stdout
+    assert "incident 1: public.wrong" in said
+    assert "region = south, n = 1" in said
+    assert "incident 1" in inside.run("status", "wrong").stdout
 
 
 def test_full_under_auto_says_why(inside: Inside) -> None:
@@ -441,7 +461,16 @@ def test_errors_name_what_is_wrong_and_what_to_do(inside: Inside) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["refresh x", "drop x", "status x", "history x", "explain x", "verify x", "alter x --mode full"],
+    [
+        "refresh x",
+        "drop x",
+        "status x",
+        "history x",
+        "audits x",
+        "explain x",
+        "verify x",
+        "alter x --mode full",
+    ],
 )
 def test_unknown_stream_table(inside: Inside, verb: str) -> None:
     done = inside.run(*verb.split(), "--format", "json", expect=1)

@@ -22,18 +22,20 @@ from psycopg.conninfo import make_conninfo
 
 import headwater
 from headwater import config, errors
+from headwater.catalog.history import HistoryEntry
 from headwater.cli.group import cli
-from headwater.engine.spark import java
-from headwater.explain import Explanation
-from headwater.history import HistoryEntry
-from headwater.monitor import StreamTableStatus
-from headwater.verify import Verification
+from headwater.engine.spark.runtime import java
+from headwater.inspect.explain import Explanation
+from headwater.inspect.status import StreamTableStatus
+from headwater.inspect.verify import Verification
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 TEXTS = sorted([*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.py")])
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-VIEWS = "stream_tables refresh_history running_jobs consumers settings pg_stat_headwater requests".split()
+VIEWS = (
+    "stream_tables health refresh_history running_jobs consumers settings pg_stat_headwater requests".split()
+)
 NAMED = set(re.findall(r"--?[\w-]+|\w+", REFERENCE))
 """Every word and every option in the reference."""
 

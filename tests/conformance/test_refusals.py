@@ -18,11 +18,11 @@ import pytest
 from tests.conformance.constructs import SETUP, Construct, all_constructs
 
 from headwater.db.connection import Connection, connect, one, transaction
-from headwater.db.work import statement
-from headwater.definition import DefinitionReader, expression_types
+from headwater.db.scratch import statement
+from headwater.definition.reader import DefinitionReader, expression_types
 from headwater.engine.spark.compile import compile_program, full_refusal
-from headwater.engine.spark.encoding import Refused
-from headwater.plan.maintain import MaintenancePlan
+from headwater.engine.spark.transport.encoding import Refused
+from headwater.plan.storage_plan import MaintenancePlan
 
 LIST = Path(__file__).with_name("refusals.toml")
 HEAD = """# What Spark does not compute exactly, and why. PostgreSQL does that; Spark does what is not listed.

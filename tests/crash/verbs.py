@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import psycopg
 
 from headwater import Headwater
-from headwater.db import install
+from headwater.catalog import installed
 from headwater.db.connection import translated
 from headwater.errors import HeadwaterError, NotFound
+from headwater.install import migrate
 
 SHOP = """
 CREATE TABLE kinds (id int PRIMARY KEY, name text, rate int);
@@ -91,7 +92,7 @@ def _same(run: Callable[[Headwater], object], before: str = CHANGE, installed: b
 def _migrate_from_first(hw: Headwater) -> None:
     """A catalog as the first version made it, brought up to date."""
     try:
-        install.migrate(hw.connection, install.migrations()[:1])
+        migrate.migrate(hw.connection, installed.migrations()[:1])
     except psycopg.Error as error:  # which is no verb by itself, that would say it in our words
         raise translated(error, "migrate", HeadwaterError) from error
     hw.migrate()

@@ -28,8 +28,8 @@ def hw(dsn: str, connect: Callable[[str], Headwater]) -> Iterator[Headwater]:
 @pytest.fixture
 def in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has small changes taken in as larger ones are, by several statements with temporary tables."""
-    monkeypatch.setattr("headwater.maintenance.is_one_query", lambda plan, pending: False)
-    monkeypatch.setattr("headwater.maintenance.MOST_AT_ONCE", 0)
+    monkeypatch.setattr("headwater.refresh.steps.is_one_query", lambda plan, pending: False)
+    monkeypatch.setattr("headwater.refresh.steps.MOST_AT_ONCE", 0)
 
 
 @pytest.fixture(params=["at once", "in steps"])

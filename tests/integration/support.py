@@ -12,9 +12,10 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from headwater import Headwater, Outcome, catalog
-from headwater.db.work import Scratch, statement
-from headwater.definition import definition_name
+from headwater import Headwater, Outcome
+from headwater.catalog import stream_tables as catalog
+from headwater.db.scratch import Scratch, statement
+from headwater.definition.reader import definition_name
 
 Connection = psycopg.Connection[Any]
 Result = TypeVar("Result")

@@ -6,18 +6,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.rows import TupleRow
+from tests.integration.explained import explained_refresh
 
 import headwater
-from headwater import catalog
-from headwater.choosing import Request
-from headwater.config import Settings
-from headwater.db.connection import Connection, connect, one
-from headwater.db.route import Route
-from headwater.db.work import Scratch, statement
-from headwater.definition import DefinitionReader
-from headwater.engine.dispatch import Dispatch
-from headwater.refresh import Refresher
 
 SIZES = (10_000, 100_000, 1_000_000)
 QUERIES = {
@@ -39,36 +30,6 @@ QUERIES = {
 ORDERS_PER_CUSTOMER = 10
 
 
-class ReadingCounter(Scratch):
-    """Runs every statement under EXPLAIN ANALYZE and adds up the rows that its scans return and discard."""
-
-    def __init__(self, connection: Connection, prefix: str) -> None:
-        super().__init__(connection, prefix)
-        self.connection = connection
-        self.rows_read = 0.0
-
-    def fill(self, table: str, select: str) -> int:
-        self.shape(table, select)
-        rows = self.run(f"fill {table}", f"INSERT INTO {self.name(table)} {select}")
-        self.connection.execute(statement(f"ANALYZE {self.name(table)}"))
-        return rows
-
-    def run(self, what: str, text: str) -> int:
-        explained = one(self.connection, statement(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}"))[0][0]["Plan"]
-        self.rows_read += rows_read(explained)
-        source: dict[str, float] = explained["Plans"][0]
-        return round(source["Actual Rows"] * source["Actual Loops"])
-
-    def row(self, what: str, text: str) -> TupleRow:
-        """Once for what it reads, taken back, and once for what it does and says."""
-        with self.connection.transaction(force_rollback=True):
-            explained = one(self.connection, statement(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}"))[0][0][
-                "Plan"
-            ]
-            self.rows_read += rows_read(explained)
-        return super().row(what, text)
-
-
 def rows_read(node: dict[str, Any]) -> float:
     """Rows that the leaves of a plan looked at, those that a filter removed included."""
     below = node.get("Plans", [])
@@ -81,23 +42,11 @@ def rows_read(node: dict[str, Any]) -> float:
 
 
 def rows_read_by_refresh(dsn: str, name: str) -> float:
-    counters: list[ReadingCounter] = []
-
-    def counting(connection: Connection, prefix: str) -> Scratch:
-        counters.append(ReadingCounter(connection, prefix))
-        return counters[-1]
-
-    connection = connect(dsn)
-    try:
-        refresher = Refresher(
-            connection, Settings(), DefinitionReader(connection), Dispatch(Route(dsn)), counting
-        )
-        outcome = refresher.refresh(catalog.find(connection, name), Request())[-1]
-        assert outcome.action == "delta"
-        assert outcome.applied.inserted + outcome.applied.updated + outcome.applied.deleted > 0
-    finally:
-        connection.close()
-    return sum(counter.rows_read for counter in counters)
+    found = explained_refresh(dsn, name)
+    assert found.outcome is not None
+    applied = found.outcome.applied
+    assert applied.inserted + applied.updated + applied.deleted > 0
+    return sum(rows_read(plan) for _, plan in found.statements)
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from tests.integration.support import (
     refresh,
 )
 
-from headwater import Headwater, catalog
+from headwater import Headwater
+from headwater.catalog import stream_tables as catalog
 from headwater.errors import DependentsExist
 
 Connection = psycopg.Connection[Any]

@@ -16,7 +16,7 @@ from tests.integration.support import assert_fresh, contents, footprint, value
 import headwater
 from headwater import Headwater, HeadwaterError
 from headwater.capture import consumers
-from headwater.catalog import find
+from headwater.catalog.stream_tables import find
 from headwater.cli import run
 from headwater.cli.invocation import Invocation
 from headwater.errors import (
@@ -26,7 +26,7 @@ from headwater.errors import (
     NotFound,
     NotRunning,
 )
-from headwater.plan.dialect import identifier, literal
+from headwater.plan.quoting import identifier, literal
 
 Connection = psycopg.Connection[Any]
 

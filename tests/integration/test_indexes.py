@@ -7,7 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater import Headwater, advice
+from headwater import Headwater
+from headwater.refresh import index_advice
 
 Connection = psycopg.Connection[Any]
 
@@ -174,7 +175,7 @@ def test_the_history_tells_of_a_refresh_that_was_slow(
 
     change = "UPDATE customers SET region = region || 'x' WHERE id = 1"
     assert "index" not in reason_of(change), "it was fast"
-    monkeypatch.setattr(advice, "SLOW_MILLISECONDS", 0)
+    monkeypatch.setattr(index_advice, "SLOW_MILLISECONDS", 0)
     assert reason_of(change) == (
         "2 change rows in public.customers; slow for want of an index on public.orders (customer_id)"
     )

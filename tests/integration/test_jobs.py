@@ -16,11 +16,12 @@ import pytest
 from tests.integration.support import WAITING_IS_LONG, footprint, in_background, refresh, value
 
 import headwater
-from headwater import Headwater, StreamTable, jobs
-from headwater.db.install import SCHEMAS
+from headwater import Headwater, StreamTable
+from headwater.catalog import jobs
+from headwater.catalog.installed import SCHEMAS
+from headwater.catalog.jobs import Job
 from headwater.embedded import Installation, Server
 from headwater.errors import ConnectionFailed, NotFound, NotRunning, RefreshCancelled
-from headwater.jobs import Job
 
 Connection = psycopg.Connection[Any]
 NewRole = Callable[[], tuple[str, str]]
@@ -28,13 +29,13 @@ NewRole = Callable[[], tuple[str, str]]
 # Holds a job with a table and a claimed part until somebody kills it.
 HOLDER = """
 import sys, time
-from headwater import catalog
+from headwater.catalog import stream_tables
+from headwater.catalog.jobs import Job
 from headwater.db.connection import connect
-from headwater.jobs import Job
 
 dsn, name = sys.argv[1:]
 with connect(dsn) as connection:
-    stream_table = catalog.find(connection, name)
+    stream_table = stream_tables.find(connection, name)
     job = Job.open(dsn, stream_table, coordinator=connection.info.backend_pid, action="load")
     job.connection.execute(f"CREATE UNLOGGED TABLE {job.table('delta')} (c0 bigint)")
     job.connection.execute("INSERT INTO headwater.job_part VALUES (%s, 'delta', 0, 1)", (job.id,))

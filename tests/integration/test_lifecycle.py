@@ -19,9 +19,9 @@ from tests.integration.support import (
 
 import headwater
 from headwater import Headwater
-from headwater.creation import Place
 from headwater.errors import AlreadyExists, DependentsExist, InvalidSetting, NotFound
-from headwater.options import Options
+from headwater.lifecycle.create import Place
+from headwater.lifecycle.options import Options
 
 Connection = psycopg.Connection[Any]
 

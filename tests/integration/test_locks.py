@@ -25,16 +25,17 @@ from tests.integration.support import (
 )
 
 import headwater
-from headwater import Headwater, catalog
-from headwater.choosing import Request
+from headwater import Headwater
+from headwater.catalog import stream_tables as catalog
 from headwater.config import Settings
 from headwater.db.connection import bound, connect
 from headwater.db.route import Route
-from headwater.db.work import Scratch
-from headwater.definition import DefinitionReader
-from headwater.engine.dispatch import Dispatch
+from headwater.db.scratch import Scratch
+from headwater.definition.reader import DefinitionReader
+from headwater.engine.select import Dispatch
 from headwater.errors import LockNotAvailable
-from headwater.refresh import Refresher
+from headwater.refresh.decide import Request
+from headwater.refresh.transaction import Refresher
 
 Connection = psycopg.Connection[Any]
 SUMS = "SELECT kind, count(*) AS n, sum(price) AS total FROM items GROUP BY kind"

@@ -14,9 +14,9 @@ from psycopg.rows import dict_row
 from tests.integration.support import assert_fresh, change_rows, change_table, tick, value
 
 from headwater import Headwater, HeadwaterError
-from headwater.db.work import statement
+from headwater.catalog.history import forget
+from headwater.db.scratch import statement
 from headwater.errors import RefreshFailed, Suspended
-from headwater.history import forget
 
 Connection = psycopg.Connection[Any]
 
@@ -84,7 +84,7 @@ def age_history(conn: Connection, interval: str) -> None:
 
 @pytest.mark.usefixtures("sales")
 def test_statistics_are_those_of_the_history(hw: Headwater, conn: Connection) -> None:
-    hw.create("sums", SUMS)
+    hw.create("sums", SUMS, mode="differential")
     hw.create("quotient", "SELECT id, 100 / amount AS share FROM public.sales")
     for number in range(3, 9):
         conn.execute(
@@ -221,6 +221,8 @@ def test_health_counts_what_is_wrong(hw: Headwater, conn: Connection) -> None:
         "error_count": 1,
         "suspended_count": 1,
         "stale_count": 0,
+        "broken_count": 0,
+        "incident_count": 0,
     }
     assert found["oldest_unconsumed_change"] is not None
     conn.execute("DELETE FROM sales WHERE id = 1000")

@@ -9,10 +9,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from tests.integration.support import value
 
-from headwater import Headwater, overview
+from headwater import Headwater
 from headwater.capture import buffers
 from headwater.errors import HeadwaterError
-from headwater.overview import Glance
+from headwater.inspect import overview
+from headwater.inspect.overview import Glance
 
 Connection = psycopg.Connection[Any]
 

@@ -18,15 +18,16 @@ from tests.integration.support import (
 )
 from tests.statements import watched
 
-from headwater import Headwater, catalog
-from headwater.choosing import Request
+from headwater import Headwater
+from headwater.catalog import stream_tables as catalog
 from headwater.config import Settings
 from headwater.db.connection import connect
 from headwater.db.route import Route
-from headwater.db.work import statement
-from headwater.definition import DefinitionReader
-from headwater.engine.dispatch import Dispatch
-from headwater.refresh import Refresher
+from headwater.db.scratch import statement
+from headwater.definition.reader import DefinitionReader
+from headwater.engine.select import Dispatch
+from headwater.refresh.decide import Request
+from headwater.refresh.transaction import Refresher
 
 Connection = psycopg.Connection[Any]
 
@@ -236,7 +237,7 @@ def test_a_partition_that_is_attached_while_it_is_verified(hw: Headwater, conn: 
 
     def attach(connection: Connection, text: str) -> None:
         nonlocal attached
-        if not attached and "EXCEPT ALL" in text and connection is hw.connection:
+        if not attached and "__hw_copy" in text and connection is hw.connection:
             attached = True
             conn.execute(ATTACH)
 

@@ -11,9 +11,9 @@ from tests.integration.support import assert_fresh, in_background, value
 
 import headwater
 from headwater import Headwater
-from headwater.db.work import OutOfPatience, Patience
-from headwater.engine import choice
-from headwater.engine.experience import GIVEN_UP, Experience
+from headwater.db.scratch import OutOfPatience, Patience
+from headwater.engine import cost_model
+from headwater.engine.observations import GIVEN_UP, Experience
 from headwater.errors import RefreshCancelled
 
 Connection = psycopg.Connection[Any]
@@ -35,8 +35,8 @@ INSERT = f"INSERT INTO items SELECT i, true FROM generate_series(1001, {1000 + R
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "SHORTEST_PATIENCE_MS", 100.0)
-    monkeypatch.setattr(choice, "MUCH_DEARER", 0.0)
+    monkeypatch.setattr(cost_model, "SHORTEST_PATIENCE_MS", 100.0)
+    monkeypatch.setattr(cost_model, "MUCH_DEARER", 0.0)
 
 
 @pytest.fixture(autouse=True)

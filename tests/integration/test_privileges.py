@@ -13,7 +13,7 @@ from tests.integration.support import capture_triggers, change_rows, contents, r
 
 import headwater
 from headwater import Headwater
-from headwater.db.install import SCHEMAS
+from headwater.catalog.installed import SCHEMAS
 from headwater.errors import MissingPrivilege
 
 Connection = psycopg.Connection[Any]

@@ -11,7 +11,7 @@ from tests.integration.support import assert_fresh, contents, refresh, value
 import headwater
 from headwater import Headwater
 from headwater.capture import consumers
-from headwater.catalog import find
+from headwater.catalog.stream_tables import find
 from headwater.errors import RefreshFailed
 
 Connection = psycopg.Connection[Any]

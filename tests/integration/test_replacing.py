@@ -27,8 +27,7 @@ from tests.statements import ended_after
 import headwater
 from headwater import Headwater, HeadwaterError
 from headwater.capture import consumers
-from headwater.catalog import find
-from headwater.creation import Place
+from headwater.catalog.stream_tables import find
 from headwater.errors import (
     AlreadyExists,
     CyclicDependency,
@@ -37,7 +36,8 @@ from headwater.errors import (
     LockNotAvailable,
     NotIncremental,
 )
-from headwater.options import Options
+from headwater.lifecycle.create import Place
+from headwater.lifecycle.options import Options
 
 Connection = psycopg.Connection[Any]
 

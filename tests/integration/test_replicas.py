@@ -15,14 +15,14 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from tests.integration.servers import new_database, run, start
+from tests.integration.servers import carrier, new_database, oldest_and_newest, run, start
 from tests.integration.support import WAITING_IS_LONG, assert_fresh, value
 from tests.service.support import eventually
 from tests.service.test_scheduler import fresh
 
 import headwater
 from headwater import Headwater
-from headwater.embedded import Installation, Server, _identity, find_installations
+from headwater.embedded import Installation, Server, _identity
 from headwater.errors import ReadOnlyServer
 from headwater.service import launcher, logs
 
@@ -223,10 +223,8 @@ def test_a_server_that_is_read_only(primary: Server) -> None:
 
 def test_pg_upgrade(tmp_path: Path) -> None:
     """It keeps oids and transactions, also their epoch, so stream tables need nothing."""
-    found = sorted(find_installations(), key=lambda each: each.version)
-    old, new = found[0], found[-1]
-    if old.major == new.major:
-        pytest.skip("only one version of PostgreSQL is installed here")
+    old, new = oldest_and_newest()
+    carrier(old, new, tmp_path, newest_only=True)  # pg_upgrade dumps by the new one
     start(old, tmp_path / "old").stop()
     reset = [str(old.bin_dir / "pg_resetwal"), "--epoch=3", f"--pgdata={tmp_path / 'old' / 'data'}"]
     subprocess.run([*_identity().prefix, *reset], check=True, capture_output=True, timeout=60)

@@ -21,10 +21,10 @@ from tests.integration.support import WAITING_IS_LONG, assert_fresh, in_backgrou
 
 import headwater
 from headwater import Headwater, config
-from headwater.db.work import statement
+from headwater.catalog.history import forget
+from headwater.db.scratch import statement
 from headwater.embedded import Installation
 from headwater.errors import InvalidSetting
-from headwater.history import forget
 from headwater.service.requests import MOST_ATTEMPTS, REQUEST_LOCK, SQLSTATES, VERBS, Requests, sqlstate_of
 
 Connection = psycopg.Connection[Any]
@@ -416,6 +416,10 @@ def test_names_are_looked_up_as_who_asks_would(hw: Headwater, conn: Connection) 
     call(conn, "create_stream_table", "days", "SELECT date_trunc('day', at)::date::text AS day FROM items")
     assert value(conn, 'SELECT day FROM "A b".days') == "2026-01-02"
     call(conn, "refresh_stream_table", "days")
+    call(conn, "create_stream_table", "named", "SELECT tableoid::regclass::text AS name FROM items")
+    assert (
+        value(conn, "SELECT name FROM named") == "items"
+    )  # not '"A b".items', as the service would write it
     conn.execute("SET search_path = other")
     assert refused(conn, "refresh_stream_table", "days").sqlstate == "42P01"
     call(conn, "refresh_stream_table", '"A b".days')

@@ -12,15 +12,23 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.integration.servers import as_role, dump, new_database, restore, start
+from tests.integration.servers import (
+    as_role,
+    carrier,
+    dump,
+    new_database,
+    oldest_and_newest,
+    restore,
+    start,
+)
 from tests.integration.support import assert_fresh, capture_triggers, contents, value
 
 import headwater
 from headwater import Headwater
-from headwater.creation import Place
-from headwater.embedded import Installation, Server, find_installations
+from headwater.embedded import Installation, Server
 from headwater.errors import ConsumerLost, MissingPrivilege, RefreshFailed, RepairNeeded
-from headwater.options import Options
+from headwater.lifecycle.create import Place
+from headwater.lifecycle.options import Options
 
 Connection = psycopg.Connection[Any]
 
@@ -222,8 +230,8 @@ def test_another_role_owns_what_is_restored(origin: Server, target: Server, tmp_
 
 
 def test_a_consumer_must_start_anew(origin: Server, target: Server, tmp_path: Path) -> None:
-    from headwater import catalog
     from headwater.capture import consumers
+    from headwater.catalog import stream_tables as catalog
 
     with headwater.connect(origin.dsn("shop")) as hw:
         named = catalog.find(hw.connection, "public.named")
@@ -255,7 +263,7 @@ def test_a_repair_that_was_interrupted_is_completed_by_refreshes(
         with pytest.raises(RepairNeeded):
             hw.refresh("public.named")
         with monkeypatch.context() as patch:
-            patch.setattr("headwater.repair.Repair._repair", interrupt)
+            patch.setattr("headwater.lifecycle.repair.Repair._repair", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 hw.repair()
         for name in reversed(names()):
@@ -327,15 +335,14 @@ def interrupt(*_: object) -> None:
 
 
 def test_from_the_oldest_server_to_the_newest(tmp_path: Path) -> None:
-    found = sorted(find_installations(), key=lambda each: each.version)
-    if len({each.major for each in found}) < 2:
-        pytest.skip("only one version of PostgreSQL is installed here")
-    with start(found[0]) as old, start(found[-1]) as new:
+    oldest, newest = oldest_and_newest()
+    program = carrier(oldest, newest, tmp_path)
+    with start(oldest) as old, start(newest) as new:
         with headwater.connect(new_database(old, "shop")) as hw:
             hw.init()
             fill(hw)
-        dump(found[-1], old.dsn("shop"), tmp_path / "shop.dump", "--format=custom")
+        dump(program, old.dsn("shop"), tmp_path / "shop.dump", "--format=custom")
         dsn = new_database(new, "shop")
-        restore(found[-1], dsn, tmp_path / "shop.dump")
+        restore(newest, dsn, tmp_path / "shop.dump")
         write(dsn)
         assert_repaired(dsn)

@@ -12,7 +12,7 @@ from tests.integration.support import assert_fresh, change_table, contents, valu
 
 import headwater
 from headwater import Headwater
-from headwater.db.install import SCHEMAS
+from headwater.catalog.installed import SCHEMAS
 from headwater.errors import RefreshFailed
 
 Connection = psycopg.Connection[Any]

@@ -11,8 +11,9 @@ from psycopg import sql
 from tests.integration.support import footprint
 
 import headwater
-from headwater import Headwater, catalog
-from headwater.engine.dispatch import Dispatch
+from headwater import Headwater
+from headwater.catalog import stream_tables as catalog
+from headwater.engine.select import Dispatch
 from headwater.errors import InvalidSetting
 
 Connection = psycopg.Connection[Any]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
 from tests.integration.support import (
+    WAITING_IS_LONG,
     Meddled,
     assert_fresh,
     capture_triggers,
@@ -19,16 +21,18 @@ from tests.integration.support import (
 )
 
 import headwater
-from headwater import Headwater, Outcome, catalog
-from headwater.choosing import Request
+from headwater import Headwater, Outcome
+from headwater.catalog import stream_tables as catalog
+from headwater.catalog.stream_tables import Closure
 from headwater.config import Settings
 from headwater.db.connection import connect
 from headwater.db.route import Route
-from headwater.db.work import statement
-from headwater.definition import DefinitionReader
-from headwater.engine.dispatch import Dispatch
+from headwater.db.scratch import statement
+from headwater.definition.reader import DefinitionReader
+from headwater.engine.select import Dispatch
 from headwater.errors import RefreshFailed
-from headwater.refresh import Refresher
+from headwater.refresh.decide import Request
+from headwater.refresh.transaction import Refresher
 
 Connection = psycopg.Connection[Any]
 
@@ -190,7 +194,9 @@ def test_a_collation_that_changed(hw: Headwater, conn: Connection) -> None:
 # while a refresh runs
 
 
-def refreshed_while(dsn: str, name: str, act: Callable[[Connection], None]) -> Outcome:
+def refreshed_while(
+    dsn: str, name: str, act: Callable[[Connection], None], request: Request | None = None
+) -> Outcome:
     """Refreshes, and does something once its transaction has read from the sources."""
     acted: list[None] = []
 
@@ -204,7 +210,7 @@ def refreshed_while(dsn: str, name: str, act: Callable[[Connection], None]) -> O
         refresher = Refresher(
             connection, Settings(), DefinitionReader(connection), Dispatch(Route(dsn)), Acting
         )
-        outcome = refresher.refresh(catalog.find(connection, name), Request())[-1]
+        outcome = refresher.refresh(catalog.find(connection, name), request or Request())[-1]
     assert acted
     return outcome
 
@@ -244,6 +250,26 @@ def test_ddl_waits_for_a_refresh(hw: Headwater, dsn: str, conn: Connection, ddl:
     refresh(hw, "public.st")
 
 
+CODE = """
+CREATE FUNCTION public.same(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1';
+CREATE FUNCTION public.joined(text, text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1 || $2';
+CREATE OPERATOR public.|+| (LEFTARG = text, RIGHTARG = text, FUNCTION = public.joined);
+CREATE COLLATION public.bytes FROM "C";
+CREATE TYPE public.pair AS (a int, b text);
+CREATE TYPE public.size AS ENUM ('s', 'm');
+CREATE DOMAIN public.code AS text;
+ALTER TABLE shop.items ADD COLUMN size size DEFAULT 's', ADD COLUMN code code DEFAULT 'c',
+    ADD COLUMN word text COLLATE public.bytes DEFAULT 'w';
+CREATE VIEW public.named AS
+    SELECT id, kind, label, (id, kind)::pair AS pair, size, code, word
+    FROM shop.items JOIN shop.labels USING (kind);
+"""
+CALLING = (
+    "SELECT id, public.same(kind) AS kind, label OPERATOR(public.|+|) kind AS both, pair, size, code, word"
+    " FROM public.named"
+)
+
+
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     "ddl",
@@ -251,23 +277,140 @@ def test_ddl_waits_for_a_refresh(hw: Headwater, dsn: str, conn: Connection, ddl:
         "ALTER SCHEMA shop RENAME TO store",
         "CREATE OR REPLACE FUNCTION public.same(text) RETURNS text IMMUTABLE LANGUAGE sql"
         " AS 'SELECT upper($1)'",
+        "ALTER FUNCTION public.same(text) RENAME TO equal",
+        "ALTER FUNCTION public.same(text) SET SCHEMA shop",
+        "ALTER OPERATOR public.|+| (text, text) OWNER TO CURRENT_USER",
+        "ALTER TYPE public.size ADD VALUE 'l'",
+        "ALTER TYPE public.size RENAME TO width",
+        "ALTER DOMAIN public.code ADD CHECK (VALUE <> '') NOT VALID",
     ],
-    ids=["schema renamed", "function replaced"],
+    ids=[
+        "schema renamed",
+        "function replaced",
+        "function renamed",
+        "function moved",
+        "operator altered",
+        "label added",
+        "type renamed",
+        "domain altered",
+    ],
 )
 def test_ddl_that_waits_for_nobody(hw: Headwater, dsn: str, conn: Connection, ddl: str) -> None:
-    conn.execute("CREATE FUNCTION public.same(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1'")
-    conn.execute(
-        "CREATE VIEW public.named AS SELECT id, kind, label FROM shop.items JOIN shop.labels USING (kind)"
-    )
-    hw.create("public.st", "SELECT id, public.same(kind) AS kind, label FROM public.named")
+    conn.execute(CODE)
+    hw.create("public.st", CALLING)
     conn.execute("INSERT INTO shop.items VALUES (4, 'b', 3)")
 
     def act(_: Connection) -> None:
-        conn.execute(statement(ddl))
+        conn.execute("SET lock_timeout = '10s'")
+        try:
+            conn.execute(statement(ddl))
+        except psycopg.errors.LockNotAvailable as error:
+            raise AssertionError("it waits for the refresh") from error
 
     refreshed_while(dsn, "public.st", act)
     refresh(hw, "public.st")
     assert [entry.status for entry in hw.history("public.st")].count("failed") == 0
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "ALTER COLLATION public.bytes RENAME TO octets",
+        "ALTER TYPE public.pair RENAME ATTRIBUTE a TO z",
+    ],
+)
+def test_ddl_that_may_wait_for_the_end_of_a_refresh(
+    hw: Headwater, dsn: str, conn: Connection, ddl: str
+) -> None:
+    """A temporary table locks its types and collations; the server's version decides what that holds off."""
+    conn.execute(CODE)
+    hw.create("public.st", CALLING)
+    conn.execute("INSERT INTO shop.items VALUES (4, 'b', 3)")
+    with psycopg.connect(dsn, autocommit=True) as other, ThreadPoolExecutor(max_workers=1) as pool:
+        other.execute(statement(f"SET lock_timeout = '{WAITING_IS_LONG:.0f}s'"))
+        done: list[Future[Any]] = []
+
+        def act(_: Connection) -> None:
+            done.append(pool.submit(other.execute, statement(ddl)))
+            blocked = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
+            while not done[0].done() and not value(conn, blocked, other.info.backend_pid):
+                pass
+
+        refreshed_while(dsn, "public.st", act)
+        with suppress(psycopg.errors.FeatureNotSupported):  # the storage has a column of the type
+            done[0].result(WAITING_IS_LONG)
+    refresh(hw, "public.st")
+    assert [entry.status for entry in hw.history("public.st")].count("failed") == 0
+
+
+LOCKED = """
+SELECT DISTINCT classid::regclass::text FROM pg_locks
+WHERE locktype = 'object' AND pid = %s AND objid >= 16384 AND database = (
+    SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("full", [False, True], ids=["delta", "recompute"])
+def test_a_refresh_locks_no_function(hw: Headwater, dsn: str, conn: Connection, full: bool) -> None:
+    """Not even the first one of a process, which has to read the definition."""
+    conn.execute(CODE)
+    hw.create("public.st", CALLING)
+    conn.execute("INSERT INTO shop.items VALUES (4, 'b', 3)")
+    locked: set[str] = set()
+
+    def act(connection: Connection) -> None:
+        locked.update(row[0] for row in conn.execute(LOCKED, (connection.info.backend_pid,)))
+
+    refreshed_while(dsn, "public.st", act, Request(full=full))
+    assert locked <= {"pg_type", "pg_collation", "pg_namespace"}
+
+
+def test_loading_and_verifying_lock_no_function(hw: Headwater, dsn: str, conn: Connection) -> None:
+    """The query itself looks for locks of the session that evaluates it; it says that it does not."""
+    conn.execute(CODE)
+    conn.execute(
+        "CREATE FUNCTION public.locked(int) RETURNS bigint IMMUTABLE LANGUAGE plpgsql"
+        " AS $$BEGIN RETURN (SELECT count(*) FROM pg_catalog.pg_locks"
+        " WHERE locktype = 'object' AND pid = pg_backend_pid() AND objid >= 16384"
+        " AND classid IN ('pg_catalog.pg_proc'::regclass, 'pg_catalog.pg_operator'::regclass)); END$$"
+    )
+    hw.create("public.st", f"SELECT public.locked(q.id) AS locked, q.* FROM ({CALLING}) AS q")
+    assert value(conn, "SELECT sum(locked) FROM public.st") == 0
+    with headwater.connect(dsn) as another:
+        another.refresh("public.st", full=True)
+    assert value(conn, "SELECT sum(locked) FROM public.st") == 0
+    with headwater.connect(dsn) as another:
+        assert another.verify("public.st").equal
+
+
+def test_a_definition_that_changes_after_it_was_read(
+    hw: Headwater, dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refresh does not use what was read before its snapshot if it is not the same in it."""
+    conn.execute(CODE)
+    hw.create("public.st", CALLING)
+    conn.execute("INSERT INTO shop.items VALUES (4, 'b', 3)")
+    bodies = iter(["upper($1)", "lower($1)", "reverse($1)"])
+    begin = Refresher.begin
+
+    def overtaken(refresher: Refresher, stream_table_id: int, closure: Closure) -> None:
+        if (body := next(bodies, None)) is not None:
+            conn.execute(
+                statement(
+                    "CREATE OR REPLACE FUNCTION public.same(text) RETURNS text IMMUTABLE LANGUAGE sql"
+                    f" AS $$SELECT {body} || '!'$$"
+                )
+            )
+        begin(refresher, stream_table_id, closure)
+
+    monkeypatch.setattr(Refresher, "begin", overtaken)
+    with headwater.connect(dsn) as another:
+        another.refresh("public.st")
+    assert next(bodies, None) is None
+    assert value(conn, "SELECT kind FROM public.st WHERE id = 4") == "b!"
+    assert_fresh(hw, "public.st")
 
 
 def test_a_column_is_added_to_what_is_shown_as_whole_rows(hw: Headwater, conn: Connection) -> None:

@@ -232,3 +232,26 @@ def test_operators_of_an_extension_keep_their_meaning(
     conn.execute("UPDATE c2 SET k = 'b' WHERE x = 1")
     hw.refresh("st")
     assert_equal(hw, "st")
+
+
+@pytest.mark.parametrize("key", ["k", "coalesce(k, 'z')"])
+def test_partitions_are_found_by_the_equality_of_their_type(
+    hw: Headwater, conn: Connection, key: str
+) -> None:
+    """One changed row of c2 finds rows of c1 by g; the partitions of these have rows that differ in case."""
+    try:
+        conn.execute("CREATE EXTENSION citext")
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("this server has no citext")
+    conn.execute("CREATE TABLE c1 (k citext, g int, x int)")
+    conn.execute("CREATE TABLE c2 (g int)")
+    conn.execute("INSERT INTO c1 VALUES ('A', 1, 10), ('a', 2, 20), ('b', 1, 5), (NULL, 1, 3), (NULL, 2, 2)")
+    query = (
+        "SELECT c2.g, w.k, w.total FROM c2 JOIN"
+        f" (SELECT k, g, sum(x) OVER (PARTITION BY {key}) AS total FROM c1) AS w ON w.g = c2.g"
+    )
+    assert hw.create("st", query).mode == "differential"
+    conn.execute("INSERT INTO c2 VALUES (1)")
+    assert refresh(hw, "st").action == "delta"
+    assert_equal(hw, "st")
+    assert ("a", 30) in conn.execute("SELECT lower(k), total FROM st").fetchall()

@@ -12,7 +12,7 @@ from tests.integration.support import capture_triggers, contents, footprint, in_
 
 import headwater
 from headwater import Headwater
-from headwater.db.install import SCHEMAS
+from headwater.catalog.installed import SCHEMAS
 from headwater.errors import DependentsExist, LockNotAvailable
 
 Connection = psycopg.Connection[Any]

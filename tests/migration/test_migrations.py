@@ -10,9 +10,10 @@ import pytest
 
 import headwater
 from headwater import Headwater, HeadwaterError
-from headwater.db import install
-from headwater.db.install import SCHEMAS, Migration, latest_version, migrations
+from headwater.catalog import installed
+from headwater.catalog.installed import SCHEMAS, Migration, latest_version, migrations
 from headwater.errors import CatalogVersionMismatch, NotInstalled
+from headwater.install import migrate
 
 Connection = psycopg.Connection[Any]
 
@@ -100,7 +101,7 @@ def test_an_older_catalog_is_told_from_this_program(empty: Headwater) -> None:
 
 def test_a_newer_catalog_is_told_from_this_program(empty: Headwater, next_step: Migration) -> None:
     empty.init()
-    assert install.migrate(empty.connection, steps=[*migrations(), next_step]) == [next_step.version]
+    assert migrate.migrate(empty.connection, steps=[*migrations(), next_step]) == [next_step.version]
     for verb in (empty.init, empty.list, empty.settings):
         with pytest.raises(CatalogVersionMismatch) as caught:
             verb()
@@ -115,8 +116,8 @@ def test_a_migration_keeps_stream_tables_working(empty: Headwater, next_step: Mi
     empty.create("public.st", "SELECT id FROM public.items")
     before = introspect(connection)
     steps = [*migrations(), next_step]
-    assert install.migrate(connection, steps=steps) == [next_step.version]
-    assert install.migrate(connection, steps=steps) == []
+    assert migrate.migrate(connection, steps=steps) == [next_step.version]
+    assert migrate.migrate(connection, steps=steps) == []
     after = introspect(connection)
     assert {row[2] for row in after["columns"] - before["columns"]} == {"colour"}
     connection.execute("DELETE FROM headwater.migration WHERE version = %s", (next_step.version,))
@@ -132,19 +133,19 @@ def test_a_failing_step_is_rolled_back_wholly(empty: Headwater, next_step: Migra
         next_step.version, "broken", f"{next_step.text}; SELECT 1 / 0; CREATE TABLE headwater.x ()"
     )
     with pytest.raises(HeadwaterError) as caught:
-        install.migrate(empty.connection, steps=[*migrations(), broken])
+        migrate.migrate(empty.connection, steps=[*migrations(), broken])
     assert f"migration {broken.version} (broken)" in caught.value.message
     assert introspect(empty.connection) == before
-    assert install.installed_version(empty.connection) == latest_version()
-    assert install.migrate(empty.connection, steps=[*migrations(), next_step]) == [next_step.version]
+    assert installed.installed_version(empty.connection) == latest_version()
+    assert migrate.migrate(empty.connection, steps=[*migrations(), next_step]) == [next_step.version]
 
 
 def test_steps_before_a_failing_one_stay(empty: Headwater, next_step: Migration) -> None:
     empty.init()
     broken = Migration(next_step.version + 1, "broken", "SELECT 1 / 0")
     with pytest.raises(HeadwaterError):
-        install.migrate(empty.connection, steps=[*migrations(), next_step, broken])
-    assert install.installed_version(empty.connection) == next_step.version
+        migrate.migrate(empty.connection, steps=[*migrations(), next_step, broken])
+    assert installed.installed_version(empty.connection) == next_step.version
 
 
 def test_a_failing_init_leaves_nothing(empty: Headwater) -> None:
@@ -183,5 +184,5 @@ def test_a_verb_on_a_database_without_the_catalog(
 
 def test_a_step_alone_does_not_install(empty: Headwater, next_step: Migration) -> None:
     with pytest.raises(NotInstalled):
-        install.migrate(empty.connection, steps=[next_step])
+        migrate.migrate(empty.connection, steps=[next_step])
     assert introspect(empty.connection)["schemas"] == set()

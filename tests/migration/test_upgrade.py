@@ -14,8 +14,10 @@ from tests.integration.support import change_rows, in_background, refresh, value
 import headwater
 from headwater import Headwater
 from headwater.capture import triggers
-from headwater.db import install, work
-from headwater.db.install import migrations
+from headwater.catalog import installed
+from headwater.catalog.installed import migrations
+from headwater.db import scratch
+from headwater.install import migrate
 
 Connection = psycopg.Connection[Any]
 OLD = migrations()[:3]
@@ -32,13 +34,13 @@ WHAT = """
 def old(empty_dsn: str) -> Iterator[Headwater]:
     """A handle to a database in which version 3 captures a table."""
     with headwater.connect(empty_dsn, lock_attempts="2") as hw:
-        install.migrate(hw.connection, steps=OLD)
+        migrate.migrate(hw.connection, steps=OLD)
         before, after = SCRIPT.split("-- from here on with oids")
-        hw.connection.execute(work.statement(before))
+        hw.connection.execute(scratch.statement(before))
         for name in ("items", "sums", "tops"):
             oid = value(hw.connection, "SELECT %s::regclass::oid", f"public.{name}")
             after = after.replace(f":{name}", str(oid))
-        hw.connection.execute(work.statement(after))
+        hw.connection.execute(scratch.statement(after))
         yield hw
 
 
@@ -91,7 +93,7 @@ def test_a_function_of_another_version_is_replaced_without_a_lock(
     old.migrate()
     present = function(conn)
     oid = value(conn, "SELECT 'items'::regclass::oid")
-    body = work.statement(present.replace("BEGIN\n", "BEGIN -- of another version\n", 1))
+    body = scratch.statement(present.replace("BEGIN\n", "BEGIN -- of another version\n", 1))
     with conn.transaction():  # as if that version had written it
         conn.execute(
             psycopg.sql.SQL(
@@ -126,7 +128,7 @@ def test_a_writer_in_the_way_is_not_waited_for_long(
         writer.execute("INSERT INTO items VALUES (3, 'a', 3)")
         with in_background(old.migrate) as future:
             wait_until_blocked(conn, old.connection.info.backend_pid, future)
-            assert future.result()[-1] == install.latest_version()
+            assert future.result()[-1] == installed.latest_version()
         notes = [record.getMessage() for record in caplog.records]
         assert len(notes) == 1
         assert "was left as an earlier version made it: table headwater_changes.src_" in notes[0]
@@ -143,7 +145,7 @@ def test_a_writer_in_the_way_is_not_waited_for_long(
 def test_a_large_change_table_keeps_its_index(
     old: Headwater, conn: Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.upgrade.LARGEST", 8191)
+    monkeypatch.setattr("headwater.install.upgrade.LARGEST", 8191)
     conn.execute("INSERT INTO items VALUES (3, 'a', 3)")
     with caplog.at_level(logging.WARNING):
         old.migrate()

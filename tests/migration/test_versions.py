@@ -25,21 +25,23 @@ from tests.integration.support import (
 )
 
 import headwater
-from headwater import Headwater, catalog
-from headwater.alteration import Alteration
-from headwater.choosing import Request
+from headwater import Headwater
+from headwater.catalog import installed
+from headwater.catalog import stream_tables as catalog
+from headwater.catalog.installed import Migration, latest_version, migrations
 from headwater.config import Settings
-from headwater.creation import Creation
-from headwater.db import install
 from headwater.db.connection import connect
-from headwater.db.install import Migration, latest_version, migrations
 from headwater.db.route import Route
-from headwater.definition import DefinitionReader
-from headwater.engine.dispatch import Dispatch
+from headwater.definition.reader import DefinitionReader
+from headwater.engine.select import Dispatch
 from headwater.errors import CatalogVersionMismatch
-from headwater.options import Options
-from headwater.refresh import Refresher
-from headwater.removal import Removal
+from headwater.install import migrate
+from headwater.lifecycle.alter import Alteration
+from headwater.lifecycle.create import Creation
+from headwater.lifecycle.drop import Removal
+from headwater.lifecycle.options import Options
+from headwater.refresh.decide import Request
+from headwater.refresh.transaction import Refresher
 
 Connection = psycopg.Connection[Any]
 OLD = migrations()[:3]
@@ -50,7 +52,7 @@ NEXT = Migration(latest_version() + 1, "colours", "ALTER TABLE headwater.stream_
 def old(empty_dsn: str) -> Iterator[Headwater]:
     """A handle to a database whose catalog is of an older version."""
     with headwater.connect(empty_dsn) as hw:
-        install.migrate(hw.connection, steps=OLD)
+        migrate.migrate(hw.connection, steps=OLD)
         yield hw
 
 
@@ -118,14 +120,14 @@ def test_a_migration_that_is_killed_in_the_middle_of_a_step(old: Headwater, empt
 
 def test_steps_that_a_killed_migration_had_finished_stay(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as conn, headwater.connect(empty_dsn) as hw:
-        install.migrate(hw.connection, steps=migrations()[:1])
+        migrate.migrate(hw.connection, steps=migrations()[:1])
         with psycopg.connect(empty_dsn) as holder:
             holder.execute("TABLE headwater.stream_table")
             with program(empty_dsn, "migrate") as process:
                 wait_for(conn, f"{WAITS} AND wait_event = 'relation'")
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-        finished = install.installed_version(hw.connection)
+        finished = installed.installed_version(hw.connection)
         assert finished is not None
         assert finished >= OLD[-1].version
         assert hw.migrate() == [step.version for step in migrations() if step.version > finished]
@@ -142,7 +144,7 @@ def test_a_migration_waits_for_a_refresh_and_later_ones_see_it(dsn: str) -> None
         class Meeting(Meddled):
             def meddle(self) -> None:
                 if not migrated:
-                    future = pool.submit(lambda: install.migrate(migrating, steps=[*migrations(), NEXT]))
+                    future = pool.submit(lambda: migrate.migrate(migrating, steps=[*migrations(), NEXT]))
                     migrated.append(future)
                     wait_until_blocked(hw.connection, migrating.info.backend_pid, future)
 
@@ -151,7 +153,7 @@ def test_a_migration_waits_for_a_refresh_and_later_ones_see_it(dsn: str) -> None
         with ThreadPoolExecutor(max_workers=1) as pool:
             assert refresher.refresh(st, Request())[-1].action == "delta"
         assert migrated
-        assert install.installed_version(hw.connection) == NEXT.version
+        assert installed.installed_version(hw.connection) == NEXT.version
         hw.connection.execute("INSERT INTO public.items VALUES (2)")
         with pytest.raises(CatalogVersionMismatch, match=f"knows up to {latest_version()}"):
             refresher.refresh(st, Request())

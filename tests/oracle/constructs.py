@@ -18,6 +18,7 @@ CREATE VIEW frequent AS SELECT x, count(*) AS n FROM positive GROUP BY x HAVING 
 
 INCREMENTAL: dict[str, dict[str, str]] = {
     "Rows by themselves": {
+        "whole row that is NULL": "SELECT a.id FROM a LEFT JOIN b ON b.aid = a.id WHERE b IS NULL",
         "filter and expressions": (
             "SELECT a.id, a.x * 2 AS twice, upper(a.t) AS t FROM a WHERE a.x > 2 OR a.t IS NULL"
         ),
@@ -32,6 +33,8 @@ INCREMENTAL: dict[str, dict[str, str]] = {
         ),
     },
     "Joins": {
+        "USING with an alias": "SELECT j.id, a.x, c.z FROM a JOIN c USING (id) AS j",
+        "join with an alias": "SELECT j.id, j.x, j.z FROM (a JOIN c USING (id)) AS j",
         "inner join": "SELECT a.id, a.x, b.y FROM a JOIN b ON b.aid = a.id",
         "join of three tables": "SELECT a.id, b.y, c.z FROM a JOIN b ON b.aid = a.id JOIN c ON c.bid = b.id",
         "self join": "SELECT p.id, q.id AS q FROM a p JOIN a q ON q.x = p.x AND q.id < p.id",
@@ -63,6 +66,12 @@ INCREMENTAL: dict[str, dict[str, str]] = {
         ),
     },
     "Grouping": {
+        "json_agg": "SELECT a.x, json_agg(a.id ORDER BY a.id) AS j FROM a GROUP BY a.x",
+        "json_object_agg": "SELECT a.x, json_object_agg(a.id, a.t ORDER BY a.id) AS j FROM a GROUP BY a.x",
+        "aggregate in ORDER BY alone": "SELECT 1 AS one FROM a ORDER BY max(x)",
+        "GROUP BY DISTINCT": (
+            "SELECT x, t, count(*) AS n FROM a GROUP BY DISTINCT ROLLUP (x, t), ROLLUP (x)"
+        ),
         "count, sum and avg of integers and numerics": (
             "SELECT a.t, count(*) AS n, count(a.x) AS m, sum(a.x) AS s, avg(a.x) AS v FROM a GROUP BY a.t"
         ),
@@ -133,6 +142,7 @@ INCREMENTAL: dict[str, dict[str, str]] = {
         "VALUES in a set operation": "SELECT x FROM a EXCEPT VALUES (1), (2)",
     },
     "Subqueries in expressions": {
+        "sorted ARRAY": "SELECT a.id, ARRAY(SELECT b.y FROM b ORDER BY b.y, b.id) AS ys FROM a",
         "EXISTS": "SELECT a.id FROM a WHERE EXISTS (SELECT 1 FROM b WHERE b.aid = a.id AND b.y > 2)",
         "NOT EXISTS": "SELECT a.id, a.x FROM a WHERE NOT EXISTS (SELECT 1 FROM b WHERE b.aid = a.id)",
         "subquery in the condition of a join": (
@@ -262,6 +272,21 @@ INCREMENTAL: dict[str, dict[str, str]] = {
             "SELECT a.id, s.v FROM a CROSS JOIN LATERAL (SELECT b.y AS v FROM b WHERE b.aid = a.id"
             " UNION SELECT c.z FROM c WHERE c.bid = a.id) s"
         ),
+        "JOIN LATERAL on a condition": (
+            "SELECT a.id, s.y FROM a"
+            " JOIN LATERAL (SELECT b.y, b.aid FROM b WHERE b.y > a.x) s ON s.aid = a.id"
+        ),
+        "join after LATERAL": (
+            "SELECT a.id, s.y, c.z FROM a,"
+            " LATERAL (SELECT b.y FROM b WHERE b.aid = a.id) s JOIN c ON c.bid = s.y"
+        ),
+        "function joined on a condition": "SELECT a.id, e FROM a JOIN LATERAL unnest(a.arr) AS e ON e > a.x",
+        "ROWS FROM": (
+            "SELECT a.id, r.p, r.q FROM a, ROWS FROM (unnest(a.arr), generate_series(1, 2)) AS r(p, q)"
+        ),
+        "set-returning function beside GROUP BY": (
+            "SELECT a.x, generate_series(1, 2) AS g FROM a GROUP BY a.x"
+        ),
     },
 }
 """By kind, and by a name for people."""
@@ -274,6 +299,13 @@ INSERT INTO parent VALUES (1); INSERT INTO child VALUES (2);
 """
 
 RECOMPUTED = {
+    "sorted subquery under array_agg": "SELECT array_agg(s.x) AS xs FROM (SELECT x FROM a ORDER BY x, id) s",
+    "set-returning function in ORDER BY alone": "SELECT id FROM a ORDER BY generate_series(1, 2)",
+    "constant as a key of grouping sets": (
+        "SELECT x, 'x' AS u, count(*) AS n FROM a GROUP BY ROLLUP (x, 'x'::text)"
+    ),
+    "aggregate of the query outside": "SELECT (SELECT sum(a.x)) AS s FROM a",
+    "LIMIT by a subquery": "SELECT id FROM a ORDER BY id LIMIT (SELECT max(v) FROM k)",
     "WITH RECURSIVE": (
         "WITH RECURSIVE r AS (SELECT id, aid FROM b WHERE aid = 1 UNION SELECT b.id, b.aid FROM r JOIN b"
         " ON b.aid = r.id) SELECT id FROM r"
@@ -287,8 +319,6 @@ RECOMPUTED = {
     "cast of text to a time": "SELECT v, ('2024-01-0' || v)::date AS day FROM k WHERE v BETWEEN 1 AND 9",
     "system column": "SELECT ctid::text AS place, id FROM a",
     "whole row of an outer join": "SELECT a.id, to_jsonb(b) AS j FROM a LEFT JOIN b ON b.aid = a.id",
-    "ROWS FROM": "SELECT a.id, r.p, r.q FROM a, ROWS FROM (unnest(a.arr), generate_series(1, 2)) AS r(p, q)",
-    "set-returning function beside GROUP BY": "SELECT a.x, generate_series(1, 2) AS g FROM a GROUP BY a.x",
     "set-returning function under LIMIT": "SELECT id, unnest(arr) AS e FROM a ORDER BY 1, 2 LIMIT 3",
     "set-returning function beside a window": (
         "SELECT id, unnest(arr) AS e, rank() OVER (PARTITION BY x ORDER BY id) AS r FROM a"
@@ -298,9 +328,6 @@ RECOMPUTED = {
     ),
     "subquery in the condition of an outer join": (
         "SELECT a.id, b.y FROM a LEFT JOIN b ON b.aid = a.id AND EXISTS (SELECT 1 FROM c WHERE c.bid = b.id)"
-    ),
-    "join after LATERAL": (
-        "SELECT a.id, s.y, c.z FROM a, LATERAL (SELECT b.y FROM b WHERE b.aid = a.id) s JOIN c ON c.bid = s.y"
     ),
     "subquery in the arguments of a function in FROM": (
         "SELECT a.id, g FROM a, generate_series(1, (SELECT max(b.y) FROM b WHERE b.aid = a.id)) AS g"

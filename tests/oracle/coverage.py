@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headwater.explain import Operator
+from headwater.inspect.explain import Operator
 
 PAGE = Path(__file__).parents[2] / "docs" / "coverage.md"
 HEAD = """<!-- Made by: pytest tests/oracle/test_constructs.py --accept-coverage -->

@@ -1,4 +1,4 @@
-"""Random expressions, conditions, aggregates and window functions, as SQL text.
+"""Random expressions and conditions, as SQL text.
 
 None fails for any value, and none depends on the order in which rows are read: what needs an order has a
 total one. Numbers stay small, and floats are rounded before they are used any further.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tests.oracle.tables import LITERALS
 
 T = TypeVar("T")
+Value = Callable[["Scope"], str]
+"""Makes an expression from what it can refer to."""
 
 KINDS = ("int", "int", "int", "text", "text", "num", "num", "date", "bool", "ints", "list", "json")
 COMPARISONS = ("=", "<>", "<>", "<", ">=", "<=")
@@ -29,6 +31,7 @@ class Column:
     kind: str
     merged: bool = False  # by USING: it has no qualifier, so a query further in may not see it
     stored: bool = False  # of a table, so never a constant
+    table: str = ""  # of a whole row
 
     def __str__(self) -> str:
         return self.ref
@@ -52,20 +55,12 @@ class Scope:
         return tuple(column for column in self.columns if not column.merged) + self.outer
 
 
-@dataclass(frozen=True)
-class Call:
-    """A window function with its frame."""
-
-    text: str
-    frame: str = ""
-    ordered: bool = False  # it means nothing without an order
-
-
 class Expressions(ABC):
-    """Makes expressions; `depth` is how many queries they may nest."""
+    """Makes expressions; `depth` is how many queries they may nest, `version` the server's major one."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, version: int) -> None:
         self.chance = chance
+        self.version = version
         self.tags: set[str] = set()
         self.names = (f"x{number}" for number in itertools.count(1))
 
@@ -78,6 +73,10 @@ class Expressions(ABC):
     @abstractmethod
     def block(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...], *, limit: str = "") -> str:
         """A query with FROM and WHERE, without a grouping."""
+
+    @abstractmethod
+    def sorted_values(self, value: Value, depth: int, outer: tuple[Column, ...]) -> str:
+        """A query of one column with an ORDER BY that decides the order of its values."""
 
     # chance
 
@@ -98,6 +97,8 @@ class Expressions(ABC):
 
     def expression(self, kind: str, scope: Scope, depth: int) -> str:
         """A value of a kind."""
+        if depth > 0 and kind == "ints" and self.odds(0.3):
+            return self._array_subquery(kind, scope, depth)
         if depth > 0 and self.odds(0.12):
             return self._with_subquery(kind, scope, depth)
         if self.odds(0.6) or kind in ("list", "json"):
@@ -106,11 +107,13 @@ class Expressions(ABC):
 
     def column(self, kind: str, scope: Scope) -> str:
         """A column of a kind, or what comes closest."""
-        rows = scope.of("row") if kind in ("json", "text") else ()
+        rows = scope.of("row") if kind in ("json", "text", "bool") else ()
         if rows and self.odds(0.5):
-            self.tag("whole row as value")
-            row = self.pick(rows)
-            return f"to_jsonb({row})" if kind == "json" else f"{row}::text"
+            return self._of_row(kind, self.pick(rows).ref)
+        pairs = scope.of("pair") if kind in ("int", "text") else ()
+        if pairs and self.odds(0.05):
+            self.tag("field of a composite value")
+            return f"({self.pick(pairs)}).{'i' if kind == 'int' else 's'}"
         found = scope.of(kind)
         if found:
             return self.pick(found).ref
@@ -137,7 +140,20 @@ class Expressions(ABC):
             return f"({self.pick(scope.columns)} IS NULL)"
         return self.pick(LITERALS[kind])
 
+    def _of_row(self, kind: str, row: str) -> str:
+        """A value made of a whole row."""
+        self.tag("whole row as value")
+        if kind == "bool":
+            self.tag("whole row IS NULL")
+            return f"({row} IS {self.pick(('', 'NOT '))}NULL)"
+        return f"to_jsonb({row})" if kind == "json" else f"{row}::text"
+
     def _computed(self, kind: str, scope: Scope) -> str:
+        """A value computed from others."""
+        if self.odds(0.25) and (rare := self._rare(kind, scope)):
+            tag, text = self.pick(rare)
+            return self.tagged(tag, text)
+
         def some(kind: str) -> str:
             return self.column(kind, scope)
 
@@ -175,8 +191,102 @@ class Expressions(ABC):
         }
         return self.pick(choices[kind])
 
+    def _rare(self, kind: str, scope: Scope) -> list[tuple[str, str]]:
+        """Expressions of a kind with a syntax of their own, by tag."""
+
+        def some(kind: str) -> str:
+            return self.column(kind, scope)
+
+        number, text, day, numbers = some("int"), some("text"), some("date"), some("ints")
+        choices: dict[str, list[tuple[str, str]]] = {
+            "int": [
+                ("array element", f"({numbers})[1]"),
+                ("EXTRACT", f"extract(day FROM {day})::int"),
+                ("POSITION", f"position('a' IN {text})"),
+                ("array slice", f"(({numbers} || {small(number)})[2:])[1]"),
+                ("VARIADIC", f"num_nulls(VARIADIC {numbers})"),
+            ],
+            "num": [("CAST", f"CAST({number} AS numeric)"), ("LEAST", f"least({some('num')}, {number})")],
+            "text": [
+                ("COLLATE", f'({text} COLLATE "C")'),
+                ("SUBSTRING", f"substring({text} FROM 1 FOR 1)"),
+                ("TRIM", f"trim(BOTH 'a' FROM {text})"),
+                ("OVERLAY", f"overlay({text} PLACING 'z' FROM 1)"),
+                ("CAST", f"CAST(ROW({number}, {text}) AS text)"),
+            ],
+            "date": [
+                ("AT TIME ZONE", f"(({day}::timestamp AT TIME ZONE 'UTC') AT TIME ZONE 'Asia/Tokyo')::date"),
+                ("typed literal", f"greatest({day}, date '2020-01-15')"),
+                (
+                    "named argument",
+                    f"make_date(year => 2020, month => 2, day => 1 + abs({small(number)} % 20))",
+                ),
+            ],
+            "bool": [
+                ("OVERLAPS", f"({self._period(scope)} OVERLAPS {self._period(scope)})"),
+                (
+                    "row comparison",
+                    f"(ROW({number}, {text}) {self.pick(COMPARISONS)} ROW({some('int')}, {some('text')}))",
+                ),
+                ("row IS NULL", f"(ROW({number}, {text}) IS {self.pick(('', 'NOT '))}NULL)"),
+                (
+                    "row IS DISTINCT FROM",
+                    f"(({number}, {text}) IS DISTINCT FROM ({some('int')}, {some('text')}))",
+                ),
+                ("LIKE ANY", f"({text} LIKE ANY (ARRAY['a%', '%b']))"),
+                ("SIMILAR TO", f"({text} SIMILAR TO '(a|b)+')"),
+                ("BETWEEN SYMMETRIC", f"({number} BETWEEN SYMMETRIC 2 AND {some('int')})"),
+                ("array operator", f"({numbers} @> ARRAY[{small(number)}])"),
+                ("comparison with ALL of an array", f"({number} < ALL ({numbers}))"),
+                ("IS UNKNOWN", f"({some('bool')} IS UNKNOWN)"),
+            ],
+            "ints": [
+                ("array slice", f"({numbers})[1:2]"),
+                ("array slice", f"({numbers})[:1]"),
+                ("ARRAY[]", f"ARRAY[{small(number)}, {small(some('int'))}]"),
+                ("array concatenation", f"({numbers} || {small(number)})"),
+            ],
+            "json": [
+                ("jsonb subscript", f"({some('list')})[0]"),
+                ("jsonb operator", f"({some('list')} -> 0)"),
+            ],
+            "list": [("jsonb operator", f"({some('list')} || {some('list')})")],
+        }
+        pairs = scope.of("pair")
+        if len(pairs) > 1:
+            first, second = self.chance.sample(pairs, k=2)
+            choices["bool"].append(("composite comparison", f"({first} {self.pick(COMPARISONS)} {second})"))
+        elif pairs:
+            choices["bool"].append(("composite IS NULL", f"({pairs[0]} IS NULL)"))
+        rows = scope.of("row")
+        if len(rows) > 1 and rows[0].table and len({row.table for row in rows}) == 1:
+            choices["bool"].append(("whole rows compared", f"({rows[0]} IS DISTINCT FROM {rows[1]})"))
+        if self.version >= 16:
+            choices["bool"].append(("IS JSON", f"({text} IS JSON)"))
+            choices["json"] += [
+                (
+                    "JSON_OBJECT",
+                    f"JSON_OBJECT('k' VALUE {number}, 'l': {text} ABSENT ON NULL RETURNING jsonb)",
+                ),
+                ("JSON_ARRAY", f"JSON_ARRAY({number}, {text} NULL ON NULL RETURNING jsonb)"),
+            ]
+            choices["text"].append(("JSON_ARRAY", f"JSON_ARRAY({number}, {text})::text"))
+            choices["text"].append(("JSON_OBJECT", f"JSON_OBJECT('k': {text})::text"))
+        if self.version >= 17:
+            choices["int"].append(
+                ("JSON_VALUE", f"JSON_VALUE({some('list')}, '$[0]' RETURNING int NULL ON ERROR)")
+            )
+            choices["bool"].append(("JSON_EXISTS", f"JSON_EXISTS({some('list')}, '$[*] ? (@ > 1)')"))
+            choices["json"].append(("JSON_QUERY", f"JSON_QUERY({some('list')}, '$[*]' WITH WRAPPER)"))
+        return choices.get(kind, [])
+
+    def _period(self, scope: Scope) -> str:
+        return f"({self.column('date', scope)}::timestamp, interval '{self.pick((1, 30))} days')"
+
     def _with_subquery(self, kind: str, scope: Scope, depth: int) -> str:
         """A value that a subquery gives, also inside CASE and COALESCE."""
+        if kind in ("ints", "text") and self.odds(0.5):
+            return self._array_subquery(kind, scope, depth)
         if kind == "bool" or self.odds(0.15):
             condition = self._subquery_condition(scope, depth)
             if kind == "bool":
@@ -188,6 +298,16 @@ class Expressions(ABC):
         subquery = self.scalar_subquery(kind, scope, depth)
         self.tag("scalar subquery in expression")
         return f"coalesce({subquery}, {self.column(kind, scope)})" if self.odds(0.3) else subquery
+
+    def _array_subquery(self, kind: str, scope: Scope, depth: int) -> str:
+        """An array of what a subquery gives, in its order; as text, its elements in a row."""
+        outer = scope.further_in if self.odds(0.4) else ()
+        self.tag("correlated ARRAY subquery" if outer else "uncorrelated ARRAY subquery")
+        if kind == "text":
+            query = self.sorted_values(lambda inner: self.column("text", inner), depth - 1, outer)
+            return f"array_to_string(ARRAY({query}), ',', '-')"
+        query = self.sorted_values(lambda inner: small(self.column("int", inner)), depth - 1, outer)
+        return f"ARRAY({query})"
 
     def scalar_subquery(self, kind: str, scope: Scope, depth: int) -> str:
         """A subquery of one row at most."""
@@ -205,6 +325,9 @@ class Expressions(ABC):
 
     def simple(self, scope: Scope) -> str:
         """A condition without a subquery."""
+        if scope.columns and self.odds(0.1):
+            tag, text = self.pick(self._rare("bool", scope))
+            return self.tagged(tag, text)
         usable = [column for column in scope.columns if column.kind in ("int", "num", "text", "date", "bool")]
         if not usable:
             return self.pick(("true", "1 > 0"))
@@ -261,7 +384,7 @@ class Expressions(ABC):
         related = "correlated" if inner else "uncorrelated"
         if scope.outer:
             self.tag("subquery in correlated subquery")
-        match self.chance.randrange(10):
+        match self.chance.randrange(12):
             case 0 | 1:
                 self.tag("EXISTS")
                 return f"EXISTS ({self.body(('int',), depth, outer)})"
@@ -287,158 +410,18 @@ class Expressions(ABC):
                 self.tag("row comparison with scalar subquery")
                 subquery = self.body((kind, "int"), depth, inner, shape="whole")
                 return f"({value}, 1) {self.pick(('=', '<', '>='))} ({subquery})"
+            case 9:
+                self.tag("IN (VALUES …)")
+                rows = ", ".join(f"({self.pick((*LITERALS[kind], value))})" for _ in range(3))
+                return f"{self.column(kind, scope)} {self.pick(('', 'NOT '))}IN (VALUES {rows})"
+            case 10:
+                self.tag(f"{related} ARRAY subquery")
+                query = self.sorted_values(lambda mine: small(self.column("int", mine)), depth, inner)
+                number = small(self.column("int", scope))
+                return f"{number} {self.pick(COMPARISONS)} {self.pick(('ANY', 'ALL'))} (ARRAY({query}))"
             case _:
                 self.tag("comparison with scalar subquery")
                 return f"{value} {self.pick(COMPARISONS)} {self.scalar_subquery(kind, scope, depth + 1)}"
-
-    # aggregates
-
-    def aggregate(self, kind: str, scope: Scope, *, raw: bool = False) -> str:
-        """An aggregate call of a kind; `raw` if nothing computes with its value."""
-        own = Scope(scope.columns)
-        call, tag = self._call(kind, own, raw)
-        self.tag(tag)
-        if self.odds(0.2) and not call.startswith(("round(", "to_jsonb(")) and "::bigint" not in call:
-            self.tag("FILTER")
-            call += f" FILTER (WHERE {self.simple(own)})"
-        return call
-
-    def _call(self, kind: str, own: Scope, raw: bool) -> tuple[str, str]:
-        """A call and its tag. What it orders by decides all that it shows."""
-
-        def some(kind: str) -> str:
-            # An aggregate of constants, or of outer columns only, would not be one of this query.
-            return self.column(kind, own)
-
-        number, text, numeric, day = some("int"), some("text"), some("num"), some("date")
-        anything = self.pick(own.columns).ref if own.columns else "1"
-        order = self.pick(("", " DESC", " NULLS FIRST", " DESC NULLS LAST"))
-        choices: dict[str, tuple[tuple[str, str], ...]] = {
-            "int": (
-                *(("count(*)", "count"),) * 4,
-                (f"count({number})", "count"),
-                (f"count({anything})", "count"),
-                (f"count(DISTINCT {anything})", "DISTINCT in aggregate"),
-                (f"count(DISTINCT ({number}, {text}))", "DISTINCT in aggregate"),
-                (f"min({number})", "min/max"),
-                (f"max({number})", "min/max"),
-                (f"total({number})", "user-defined aggregate"),
-                (f"fold({number} ORDER BY {number}{order})", "user-defined aggregate"),
-                (f"mode() WITHIN GROUP (ORDER BY {number}{order})", "ordered-set aggregate"),
-                (f"percentile_disc(0.5) WITHIN GROUP (ORDER BY {number}{order})", "ordered-set aggregate"),
-                (f"rank(1) WITHIN GROUP (ORDER BY {number}{order})", "hypothetical-set aggregate"),
-                (
-                    f"dense_rank(1, 'a'::text) WITHIN GROUP (ORDER BY {number}, {text})",
-                    "hypothetical-set aggregate",
-                ),
-                (f"regr_count({number}, {some('int')})", "statistical aggregate"),
-                (f"bit_or({number})", "bitwise aggregate"),
-                (f"sum({number})::bigint", "sum"),
-            ),
-            "num": (
-                (f"sum({number})", "sum"),
-                (f"sum({numeric})", "sum"),
-                (f"sum({numeric} + {number})", "sum"),
-                (f"sum(CASE WHEN {self.simple(own)} THEN {numeric} ELSE 0 END)", "sum"),
-                (f"sum(DISTINCT {numeric})", "DISTINCT in aggregate"),
-                (f"max({numeric})", "min/max"),
-                (f"avg({numeric})" if raw else f"round(avg({numeric}), 2)", "avg"),
-                (f"avg({number})" if raw else f"round(avg({number}), 2)", "avg"),
-                (f"round(stddev_pop({number}), 2)", "statistical aggregate"),
-                (
-                    f"round((percentile_cont(0.25) WITHIN GROUP (ORDER BY {number}))::numeric, 2)",
-                    "ordered-set aggregate",
-                ),
-                (
-                    f"round((cume_dist(1) WITHIN GROUP (ORDER BY {number}))::numeric, 4)",
-                    "hypothetical-set aggregate",
-                ),
-            ),
-            "text": (
-                (f"min({text})", "min/max"),
-                (f"max({text})", "min/max"),
-                (f"string_agg(left({text}, 3), ',' ORDER BY {text}{order})", "ORDER BY in aggregate"),
-                (f"string_agg({text}, ',' ORDER BY {number}{order}, {text})", "ORDER BY in aggregate"),
-                (f"string_agg(DISTINCT {text}, ',' ORDER BY {text})", "DISTINCT in aggregate"),
-                (f"mode() WITHIN GROUP (ORDER BY {text})", "ordered-set aggregate"),
-            ),
-            "date": (
-                (f"min({day})", "min/max"),
-                (f"max({day})", "min/max"),
-                (f"percentile_disc(0.7) WITHIN GROUP (ORDER BY {day})", "ordered-set aggregate"),
-            ),
-            "bool": (
-                (f"bool_and({some('bool')})", "bool_and/or"),
-                (f"bool_or({self.simple(own)})", "bool_and/or"),
-                (f"every({number} > 0)", "bool_and/or"),
-            ),
-            "ints": (
-                (f"array_agg({small(number)} ORDER BY {number}{order})", "ORDER BY in aggregate"),
-                (f"array_agg({small(number)} ORDER BY {text}{order}, {number})", "ORDER BY in aggregate"),
-                (f"array_agg(DISTINCT {small(number)} ORDER BY {small(number)})", "DISTINCT in aggregate"),
-                (
-                    f"percentile_disc(ARRAY[0.2, 0.8]) WITHIN GROUP (ORDER BY {small(number)})",
-                    "ordered-set aggregate",
-                ),
-            ),
-            "list": (
-                (f"jsonb_agg({number} ORDER BY {number}{order})", "ORDER BY in aggregate"),
-                (f"jsonb_agg(DISTINCT {number} ORDER BY {number})", "DISTINCT in aggregate"),
-            ),
-            "json": (
-                (f"jsonb_agg(left({text}, 5) ORDER BY {text}{order})", "ORDER BY in aggregate"),
-                (
-                    f"jsonb_object_agg(coalesce({text}, ''), {number} ORDER BY {text}, {number})",
-                    "ORDER BY in aggregate",
-                ),
-                (f"to_jsonb(count({anything}))", "count"),
-            ),
-        }
-        return self.pick(choices[kind])
-
-    # window functions
-
-    def window_function(self, kind: str, scope: Scope, *, rows: bool) -> Call | None:
-        """A call of a kind, if there is one; `rows` if the window tells all rows apart that differ."""
-        number, value = self.column("int", scope), self.column(kind, scope)
-        if rows and self.odds(0.6):
-            return self._call_by_row(kind, number, value)
-        peers = ("RANGE", "GROUPS")
-        choices: list[Call] = []
-        if kind == "int":
-            filtered = f"count(*) FILTER (WHERE {self.simple(Scope(scope.columns))})"
-            choices += [Call("rank()", ordered=True), Call("dense_rank()", ordered=True), Call(filtered)]
-            choices += [Call("count(*)", self._frame(peers)), Call(f"min({number})", self._frame(peers))]
-        if kind == "num":
-            choices += [Call(f"sum({each})", self._frame(peers)) for each in (value, number)]
-        if kind == "bool":
-            choices += [Call(f"bool_or({value})", self._frame(peers))]
-        if kind in ("num", "text", "date"):
-            choices += [Call(f"max({value})", self._frame(peers)), Call(f"min({value})")]
-        return self.pick(choices) if choices else None
-
-    def _call_by_row(self, kind: str, number: str, value: str) -> Call:
-        """A call that tells even peers apart."""
-        by_row = {
-            "int": ("row_number()", "row_number()", "ntile(2)", f"lag({value}, 1, 0)"),
-            "num": (f"sum({value})", f"max({value})"),
-            "ints": (f"array_agg({small(number)})",),
-            "text": (f"string_agg({value}, '')",),
-        }
-        calls = ("lag({})", "lead({}, 2)", "first_value({})", "last_value({})", "nth_value({}, 2)")
-        text = self.pick([call.format(value) for call in calls] + [*by_row.get(kind, ())])
-        framed = not text.startswith(("row_number", "ntile", "lag", "lead"))
-        return Call(text, self._frame(("ROWS", "ROWS", "GROUPS")) if framed else "", ordered=True)
-
-    def _frame(self, modes: Sequence[str]) -> str:
-        if self.odds(0.4):
-            return ""
-        mode = self.pick(modes)
-        # RANGE with a distance needs a single order column; GROUPS and ROWS count.
-        starts = ["UNBOUNDED PRECEDING", "CURRENT ROW"] + (["1 PRECEDING"] if mode != "RANGE" else [])
-        ends = ["UNBOUNDED FOLLOWING", "CURRENT ROW"] + (["1 FOLLOWING"] if mode != "RANGE" else [])
-        exclude = self.pick(("", "", " EXCLUDE CURRENT ROW", " EXCLUDE GROUP", " EXCLUDE TIES"))
-        return f" {mode} BETWEEN {self.pick(starts)} AND {self.pick(ends)}{exclude}"
 
 
 def small(number: str) -> str:

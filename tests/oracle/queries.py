@@ -7,32 +7,40 @@ with the constructs that it contains.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tests.oracle.expressions import KINDS, Call, Column, Expressions, Scope, small
+from tests.oracle.calls import Call
+from tests.oracle.expressions import Column, Scope, Value, small
+from tests.oracle.sources import Sources, names
 from tests.oracle.tables import LITERALS, Relation
-
-MOST_ROWS = 300
-"""So many rows a FROM clause may have by our guess; joins of more have to be on equality."""
 
 SHAPES = {
     "rows": 22,
     "distinct": 6,
     "distinct_on": 6,
     "grouped": 18,
-    "grouping_sets": 6,
-    "whole": 5,
+    "grouping_sets": 8,
+    "whole": 6,
     "windowed": 12,
     "limited": 6,
     "ties": 3,
     "set_operation": 10,
     "cte": 9,
     "recursive": 1,
-    "expanding": 4,
+    "expanding": 5,
     "constants": 1,
+    "ordered_by_rows": 5,
+    "over_sorted": 6,
 }
-SHALLOW = (*("rows",) * 10, "distinct", "distinct", "grouped", "grouped", "grouped", "constants")
+SHALLOW = (
+    *("rows",) * 10,
+    *("distinct",) * 2,
+    *("grouped",) * 3,
+    "constants",
+    "ordered_by_rows",
+    "over_sorted",
+)
 """What the innermost queries look like."""
 DULL = ("whole", "limited", "ties", "constants")
 """Shapes of few rows, less often the outermost."""
@@ -53,10 +61,10 @@ class Query:
 
 
 def random_query(
-    chance: random.Random, relations: Sequence[Relation], depth: int = 2, *, json_table: bool = False
+    chance: random.Random, relations: Sequence[Relation], depth: int = 2, *, version: int = 15
 ) -> Query:
-    """A query over relations, with queries inside it down to a depth; `json_table` if the server has it."""
-    grammar = Grammar(chance, relations, json_table)
+    """Make a query over relations, with queries inside it down to a depth, for a server's major version."""
+    grammar = Grammar(chance, relations, version)
     shape = grammar.shape()
     if shape in DULL and grammar.odds(0.6):
         shape = "rows"
@@ -64,20 +72,11 @@ def random_query(
     return Query(grammar.body(kinds, depth, shape=shape), kinds, frozenset(grammar.tags))
 
 
-class Grammar(Expressions):
-    """Makes queries: the clauses, and what may stand in FROM."""
-
-    def __init__(self, chance: random.Random, relations: Sequence[Relation], json_table: bool) -> None:
-        super().__init__(chance)
-        self.relations = list(relations)
-        self.json_table = json_table
-        self.common: list[Relation] = []  # the queries of WITH that can be seen
+class Grammar(Sources):
+    """Makes queries: the clauses around FROM."""
 
     def shape(self) -> str:
         return self.chance.choices(list(SHAPES), weights=list(SHAPES.values()))[0]
-
-    def kinds(self, most: int) -> tuple[str, ...]:
-        return tuple(self.pick(KINDS) for _ in range(self.chance.randint(1, most)))
 
     def body(
         self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...] = (), *, shape: str = ""
@@ -111,11 +110,14 @@ class Grammar(Expressions):
                 return self._recursive(kinds, depth, outer)
             case "expanding":
                 return self._expanding(kinds, depth, outer)
+            case "ordered_by_rows":
+                return self._ordered_by_rows(kinds, depth, outer)
+            case "over_sorted":
+                return self._over_sorted(kinds, depth, outer)
             case "constants":
-                self.tag("VALUES")
-                return f"SELECT * FROM ({self._values(kinds)}) AS {next(self.names)}({names(kinds)})"
+                return self._constants(kinds, depth, outer)
             case _:
-                return self.block(kinds, depth, outer)
+                return self.block(kinds, depth, outer, limit=self._idle_order())
 
     # SELECT
 
@@ -128,7 +130,7 @@ class Grammar(Expressions):
         limit: str = "",
         distinct: str = "",
     ) -> str:
-        source, scope, where = self._from(depth, outer)
+        source, scope, where = self.from_clause(depth, outer)
         outputs = [self._output(kind, scope, depth) for kind in kinds]
         return f"SELECT {distinct}{listed(outputs)} FROM {source}{where}{limit}"
 
@@ -148,16 +150,25 @@ class Grammar(Expressions):
 
     def _limited(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         self.tag("LIMIT")
-        limit = f" ORDER BY {self._total(kinds)} LIMIT {self.chance.randint(1, 4)}"
+        limit = f" ORDER BY {self._total(kinds)}"
         if self.odds(0.4):
-            limit += self.tagged("OFFSET", f" OFFSET {self.chance.randint(1, 2)}")
+            offset = str(self.chance.randint(1, 2)) if self.odds(0.8) else self._few_rows("OFFSET")
+            limit += self.tagged("OFFSET", f" OFFSET {offset}")
+        first = str(self.chance.randint(1, 4)) if self.odds(0.8) else self._few_rows("LIMIT")
+        limit += f" FETCH FIRST {first} ROWS ONLY" if self.odds(0.2) else f" LIMIT {first}"
         if depth > 0 and self.odds(0.3):
             return f"SELECT * FROM ({self.body(kinds, depth - 1, outer)}) AS {next(self.names)}{limit}"
         return self.block(kinds, depth, outer, limit=limit)
 
+    def _few_rows(self, clause: str) -> str:
+        """A subquery that says how many rows."""
+        self.tag(f"subquery in {clause}")
+        alias = next(self.names)
+        return f"(SELECT count(*) % 4 FROM {self.pick(self.relations).name} AS {alias})"
+
     def _distinct_on(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         self.tag("DISTINCT ON")
-        source, scope, where = self._from(depth, outer)
+        source, scope, where = self.from_clause(depth, outer)
         outputs = [self.column(kind, scope) for kind in kinds]
         if self.odds(0.5):
             key = "o0"
@@ -170,11 +181,11 @@ class Grammar(Expressions):
 
     def _expanding(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         """Set-returning functions in the select list."""
-        source, scope, where = self._from(depth, outer)
+        source, scope, where = self.from_clause(depth, outer)
         outputs = [self.column(kind, scope) for kind in kinds]
         for number, kind in enumerate(kinds):
             if kind == "int":
-                calls = (f"unnest({self.column('ints', scope)})", self._series(scope))
+                calls = (f"unnest({self.column('ints', scope)})", self.series(scope))
             elif kind == "json":
                 calls = (f"jsonb_array_elements({self.column('list', scope)})",) * 2
             elif kind == "text":
@@ -183,22 +194,151 @@ class Grammar(Expressions):
                 continue
             self.tag("set-returning function in select list")
             outputs[number] = self.pick(calls)
+            if kind == "int" and self.odds(0.2):
+                outputs[number] = f"({outputs[number]} + {small(self.column('int', scope))})"
+        if self.odds(0.1):
+            self.tag("set-returning function under DISTINCT")
+            return f"SELECT DISTINCT {listed(outputs)} FROM {source}{where}"
+        if self.odds(0.1):
+            self.tag("set-returning function under LIMIT")
+            return f"SELECT {listed(outputs)} FROM {source}{where} ORDER BY {self._total(kinds)} LIMIT 4"
         return f"SELECT {listed(outputs)} FROM {source}{where}"
 
-    def _series(self, scope: Scope) -> str:
-        return f"generate_series(1, {small(self.column('int', scope))} % 4)"
+    # what an ORDER BY decides besides the order
+
+    def sorted_values(self, value: Value, depth: int, outer: tuple[Column, ...]) -> str:
+        source, scope, where = self.from_clause(depth, outer, most=2)
+        first = f"{self.pick(scope.columns)}{self._direction()}, " if self.odds(0.4) else ""
+        # Rows that the order leaves open have the same value.
+        return f"SELECT {value(scope)} FROM {source}{where} ORDER BY {first}1{self._direction()}"
+
+    def _ordered_by_rows(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
+        """An ORDER BY that decides how many rows there are, by an aggregate or a set-returning function."""
+        source, scope, where = self.from_clause(depth, outer)
+        limit = f" LIMIT {self.chance.randint(1, 4)}" if self.odds(0.3) else ""
+        if self.odds(0.4):
+            self.tag("aggregate only in ORDER BY")
+            order = self.aggregate(self.pick(("int", "num", "text", "date")), scope) + self._direction()
+            outputs = [
+                self.pick(LITERALS[kind]) if self.odds(0.7) else self.aggregate(kind, scope) for kind in kinds
+            ]
+            return f"SELECT {listed(outputs)} FROM {source}{where} ORDER BY {order}{limit}"
+        self.tag("set-returning function only in ORDER BY")
+        if self.odds(0.15):
+            keys = [self._key(scope) for _ in range(2)]
+            order = f"generate_series(1, {self.pick(('2', 'count(*) % 3'))})"
+            outputs = [self._of_groups(kind, keys, scope) for kind in kinds]
+            where += f" GROUP BY {', '.join(map(str, keys))}"
+        else:
+            order = (
+                f"generate_series(1, {self.pick((0, 2, 3))})"
+                if self.odds(0.3)
+                else self.set_returning(scope)[1]
+            )
+            outputs = [self._output(kind, scope, depth) for kind in kinds]
+        order += self._direction()
+        if limit:
+            order += f", {self._total(kinds)}"
+        return f"SELECT {listed(outputs)} FROM {source}{where} ORDER BY {order}{limit}"
+
+    def _over_sorted(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
+        """What depends on the order in which a subquery in FROM gives its rows."""
+        inner = (*kinds, "int", "text")
+        order = self.chance.sample(range(len(inner)), k=len(inner))
+        by = ", ".join(f"o{number}{self._direction()}" for number in order)
+        if depth > 0 and self.odds(0.3):
+            rows = f"SELECT * FROM ({self.body(inner, depth - 1, outer)}) AS {next(self.names)} ORDER BY {by}"
+        else:
+            rows = self.block(inner, depth, outer, limit=f" ORDER BY {by}")
+        alias = next(self.names)
+        scope = Scope(tuple(Column(f"{alias}.o{number}", kind) for number, kind in enumerate(inner)))
+        source = f"({rows}) AS {alias}"
+        where = f" WHERE {self.simple(scope)}" if self.odds(0.2) else ""
+        match self.chance.randrange(5):
+            case 0:
+                self.tag("LIMIT over a sorted subquery")
+                outputs = [scope.columns[number].ref for number in range(len(kinds))]
+                where += f" LIMIT {self.chance.randint(1, 4)}"
+                where += f" OFFSET {self.chance.randint(1, 2)}" if self.odds(0.3) else ""
+            case 1 | 2:
+                self.tag("window over a sorted subquery")
+                outputs = [self._in_sequence(kind, scope) for kind in kinds]
+            case _:
+                self.tag("aggregate over a sorted subquery")
+                outputs = [self._gathered(kind, scope) for kind in kinds]
+        return f"SELECT {listed(outputs)} FROM {source}{where}"
+
+    def _in_sequence(self, kind: str, scope: Scope) -> str:
+        """A window function without an order of its own."""
+        if kind == "num":
+            return f"sum({self.column('int', scope)}) OVER (ROWS BETWEEN 1 PRECEDING AND CURRENT ROW)"
+        calls = [
+            f"{name}({self.column(kind, scope)})" for name in ("first_value", "last_value", "lag", "lead")
+        ]
+        if kind == "int":
+            calls += ["row_number()"] * 3
+        return f"{self.pick(calls)} OVER ()"
+
+    def _gathered(self, kind: str, scope: Scope) -> str:
+        """An aggregate without an order of its own, if there is one of the kind whose value depends on it."""
+        number, text = self.column("int", scope), self.column("text", scope)
+        calls = {
+            "int": (f"fold({number})", f"(array_agg({number}))[1]"),
+            "text": (f"string_agg({text}, ',')", f"json_agg({text})::text", f"(array_agg({text}))[2]"),
+            "ints": (f"array_agg({small(number)})",),
+            "list": (f"jsonb_agg({number})",),
+            "json": (f"jsonb_agg({text})",),
+        }
+        return self.pick(calls[kind]) if kind in calls else self.aggregate(kind, scope)
+
+    def _idle_order(self) -> str:
+        """An ORDER BY that nothing depends on, at times."""
+        return f" ORDER BY o0{self._direction()}" if self.odds(0.05) else ""
+
+    def _constants(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
+        if depth > 0 and self.odds(0.4):
+            self.tag("SELECT without FROM")
+            outputs = [self.pick(LITERALS[kind]) for kind in kinds]
+            return f"SELECT {listed(outputs)} WHERE {self.condition(Scope((), outer), depth)}"
+        self.tag("VALUES")
+        return f"SELECT * FROM ({self.values(kinds)}) AS {next(self.names)}({names(kinds)})"
 
     # GROUP BY
 
     def _whole(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         self.tag("aggregate without GROUP BY")
-        source, scope, where = self._from(depth, outer)
-        outputs = [self.aggregate(kind, scope) for kind in kinds]
-        return f"SELECT {listed(outputs)} FROM {source}{where}"
+        source, scope, where = self.from_clause(depth, outer)
+        outputs = [
+            self._outer_aggregate(kind, scope) if self.odds(0.12) else self.aggregate(kind, scope)
+            for kind in kinds
+        ]
+        having = ""
+        if self.odds(0.1):
+            having = self.tagged("HAVING without GROUP BY", self._having([], scope, depth))
+        return f"SELECT {listed(outputs)} FROM {source}{where}{having}"
+
+    def _outer_aggregate(self, kind: str, scope: Scope) -> str:
+        """A subquery with an aggregate that belongs to the query around it."""
+        plain = Scope(tuple(column for column in scope.columns if not column.merged))
+        relation, alias = self.pick(self.relations), next(self.names)
+        own = next((name for name, its in relation.columns.items() if its == "int"), None)
+        numbers = plain.of("int")
+        self.tag("aggregate of the query around a subquery")
+        if kind == "int" and own and numbers and self.odds(0.3):
+            call = f"{self.pick(('max', 'sum', 'count'))}({self.pick(numbers)})"
+            return f"(SELECT count(*) FROM {relation.name} AS {alias} WHERE {alias}.{own} < {call})"
+        call = self.aggregate(kind, plain)
+        # An aggregate without a column of the query around would be one of the subquery.
+        return f"(SELECT {call})" if any(column.ref in call for column in plain.columns) else call
+
+    def _of_groups(self, kind: str, keys: Sequence[Column], scope: Scope) -> str:
+        """A key of a kind, or an aggregate."""
+        fitting = [key.ref for key in keys if key.kind == kind]
+        return self.pick(fitting) if fitting and self.odds(0.6) else self.aggregate(kind, scope)
 
     def _grouped(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         self.tag("GROUP BY")
-        source, scope, where = self._from(depth, outer)
+        source, scope, where = self.from_clause(depth, outer)
         keys = [self._key(scope) for _ in range(self.pick((1, 1, 1, 2, 2, 3)))]
         outputs = []
         for kind in kinds:
@@ -213,6 +353,11 @@ class Grammar(Expressions):
                 # Of the grouped rows, only the keys are left for a subquery to refer to.
                 self.tag("scalar subquery beside aggregates")
                 outputs.append(self.scalar_subquery(kind, Scope(tuple(keys), outer), depth))
+            elif self.odds(0.06):
+                outputs.append(self._outer_aggregate(kind, scope))
+            elif kind == "int" and self.odds(0.06):
+                self.tag("set-returning function beside GROUP BY")
+                outputs.append(f"generate_series(1, {self.pick(('2', 'count(*) % 3'))})::int")
             else:
                 outputs.append(self.aggregate(kind, scope, raw=depth > 1))
         having = self._having(keys, scope, depth) if self.odds(0.35) else ""
@@ -254,38 +399,74 @@ class Grammar(Expressions):
         return f" HAVING {self.pick(plain)}"
 
     def _grouping_sets(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
-        source, scope, where = self._from(depth, outer)
-        keys = list(
-            {key.ref: key for key in (self._key(scope) for _ in range(self.pick((1, 2, 2, 3))))}.values()
-        )
-        names = [key.ref for key in keys]
-        match self.chance.randrange(4):
-            case 0:
-                clause = self.tagged("ROLLUP", f"ROLLUP ({', '.join(names)})")
-            case 1:
-                clause = self.tagged("CUBE", f"CUBE ({', '.join(names)})")
-            case 2:
-                sets = [f"({', '.join(self.chance.sample(names, k=size))})" for size in (len(names), 1, 0)]
-                clause = self.tagged("GROUPING SETS", f"GROUPING SETS ({', '.join(sets)})")
-            case _:
-                rest = f", {', '.join(names[1:])}" if names[1:] else ""
-                clause = self.tagged("ROLLUP", f"ROLLUP ({names[0]}){rest}")
+        if self.version >= 18 and self.odds(0.2):
+            (source, scope), where = self.twins(), ""
+        else:
+            source, scope, where = self.from_clause(depth, outer)
+        count = self.pick((1, 2, 2, 3))
+        keys = {key.ref: key for key in (self._key(self._tellable(scope)) for _ in range(count))}
+        if self.odds(0.4):
+            self.tag("constant as key of grouping sets")
+            kind = self.pick(("text", "text", "int"))
+            constant = self.pick(LITERALS[kind]) if kind == "text" else f"{self.chance.randint(0, 3)}::int"
+            keys[constant] = Column(constant, kind, merged=True)
+        names = list(keys)
         outputs = []
         for kind in kinds:
-            fitting = [key.ref for key in keys if key.kind == kind]
-            if fitting and self.odds(0.6):
+            fitting = [key.ref for key in keys.values() if key.kind == kind]
+            if fitting and self.odds(0.7):
                 outputs.append(self.pick(fitting))
-            elif kind == "int" and self.odds(0.4):
+            elif kind == "int" and self.odds(0.3):
                 outputs.append(self.tagged("grouping()", f"grouping({', '.join(names)})"))
+            elif kind == "int" and self.odds(0.08):
+                self.tag("window function over grouping sets")
+                outputs.append("rank() OVER (ORDER BY count(*))")
             else:
                 outputs.append(self.aggregate(kind, scope, raw=depth > 1))
         having = self._having([], scope, 0) if self.odds(0.2) else ""
-        return f"SELECT {listed(outputs)} FROM {source}{where} GROUP BY {clause}{having}"
+        return f"SELECT {listed(outputs)} FROM {source}{where} GROUP BY {self._sets(names, outputs)}{having}"
+
+    def _tellable(self, scope: Scope) -> Scope:
+        """What can be keys of grouping sets: before 18, the server confuses columns that are equal."""
+        if self.version >= 18:
+            return scope
+        stored = tuple(column for column in scope.columns if column.stored)
+        return Scope(stored or scope.columns[:1])
+
+    def _sets(self, keys: list[str], outputs: list[str]) -> str:
+        """What follows GROUP BY: one element, or several, whose sets are multiplied."""
+        if "grouping(" not in " ".join(outputs) and self.odds(0.2):
+            self.tag("key of grouping sets by its position")
+            keys = [str(outputs.index(key) + 1) if key in outputs else key for key in keys]
+        several = self.odds(0.3)
+        # Every key occurs, for the select list may show it.
+        elements = [self._set(keys, keys), *([self._set(keys)] if several else [])]
+        if not several and self.odds(0.2):
+            elements.append(self.pick(keys))
+        if several and self.odds(0.5):
+            return self.tagged("GROUP BY DISTINCT", f"DISTINCT {', '.join(elements)}")
+        return ("ALL " if self.odds(0.05) else "") + ", ".join(elements)
+
+    def _set(self, keys: list[str], given: Sequence[str] = ()) -> str:
+        """ROLLUP, CUBE or GROUPING SETS of given keys, or of some."""
+        chosen = given or self.chance.sample(keys, k=self.chance.randint(1, len(keys)))
+        listed = ", ".join(self.chance.sample(chosen, k=len(chosen)))
+        match self.chance.randrange(5):
+            case 0 | 1:
+                return self.tagged("ROLLUP", f"ROLLUP ({listed})")
+            case 2:
+                return self.tagged("CUBE", f"CUBE ({listed})")
+            case 3:
+                sets = [f"({listed})", f"({self.pick(chosen)})", "()"]
+                return self.tagged("GROUPING SETS", f"GROUPING SETS ({', '.join(sets)})")
+            case _:
+                nested = self.pick((f"ROLLUP ({listed})", f"CUBE ({listed})", listed))
+                return self.tagged("GROUPING SETS", f"GROUPING SETS ({self.pick(keys)}, {nested})")
 
     # windows
 
     def _windowed(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
-        source, scope, where = self._from(depth, outer, most=2)
+        source, scope, where = self.from_clause(depth, outer, most=2)
         plain = Scope(tuple(column for column in scope.columns if not column.merged))
         several = self.odds(0.35)
         windows = [self._window(plain) for _ in range(2 if several else 1)]
@@ -307,7 +488,13 @@ class Grammar(Expressions):
         if not named:
             return text
         self.tag("named window")
-        definitions = (f"w{number} AS ({''.join(window).strip()})" for number, window in enumerate(windows))
+        definitions = []
+        for number, (partition, order) in enumerate(windows):
+            if partition and self.odds(0.4):
+                self.tag("window that inherits another")
+                definitions += [f"p{number} AS ({partition})", f"w{number} AS (p{number}{order})"]
+            else:
+                definitions.append(f"w{number} AS ({(partition + order).strip()})")
         return f"{text} WINDOW {', '.join(definitions)}"
 
     def _over(self, call: Call, window: tuple[str, str], scope: Scope, name: str) -> str:
@@ -353,17 +540,16 @@ class Grammar(Expressions):
             operation = self.pick(("UNION", "INTERSECT", "EXCEPT")) + self.pick(("", " ALL"))
             self.tag(operation)
             if self.odds(0.1):
-                branch = self.tagged("VALUES", self._values(kinds))
+                branch = self.tagged("VALUES", self.values(kinds))
             else:
                 branch = f"({self.body(kinds, depth - 1, outer)})"
             text = f"{text} {operation} {branch}"
             if self.odds(0.5):
                 text = f"({text})"
+        if self.odds(0.1):
+            self.tag("LIMIT of a set operation")
+            text += f" ORDER BY {self._total(kinds)} LIMIT {self.chance.randint(1, 4)}"
         return text
-
-    def _values(self, kinds: tuple[str, ...]) -> str:
-        rows = (", ".join(self.pick(LITERALS[kind]) for kind in kinds) for _ in range(self.pick((1, 2, 3))))
-        return f"VALUES {', '.join(f'({row})' for row in rows)}"
 
     def _cte(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         seen = len(self.common)
@@ -391,237 +577,20 @@ class Grammar(Expressions):
         name, alias = f"w{next(self.names)}", next(self.names)
         start = self.block(("int",), depth - 1, ())
         step = f"SELECT {alias}.o0 + 1 FROM {name} AS {alias} WHERE {alias}.o0 BETWEEN 0 AND 3"
-        self.common.append(Relation(name, {"o0": "int"}, stored=False))
+        columns, union, clauses = {"o0": "int"}, "UNION", ""
+        if self.odds(0.3):
+            union = self.pick(("UNION", "UNION ALL"))
+            order = self.pick(("DEPTH", "BREADTH"))
+            clauses = self.tagged("SEARCH", f" SEARCH {order} FIRST BY o0 SET place")
+        if self.odds(0.3):
+            clauses += self.tagged("CYCLE", " CYCLE o0 SET looped USING path")
+            columns["looped"] = "bool"
+        self.common.append(Relation(name, columns, stored=False))
         main = self.body(kinds, depth - 1, outer, shape="rows")
         self.common.pop()
-        return f"WITH RECURSIVE {name} AS ({start} UNION {step}) {main}"
-
-    # FROM
-
-    def _from(self, depth: int, outer: tuple[Column, ...], most: int = 4) -> tuple[str, Scope, str]:
-        """A FROM clause, what it shows, and a WHERE clause."""
-        joined = min(self.pick((1, 1, 2, 2, 3, 4) if depth > 0 else (1, 1, 2)), most)
-        conditions: list[str] = []
-        if joined > 1 and self.odds(0.12):
-            text, scope = self._merging(outer, joined)
-        elif joined > 1 and self.odds(0.12):
-            text, scope = self._commas(depth, outer, joined, conditions)
-        else:
-            text, scope = self._source(depth, outer)
-            for _ in range(joined - 1):
-                text, scope = self._join(text, scope, depth)
-        if outer and self.odds(0.85):
-            conditions.append(self._correlation(scope))
-        if self.odds(0.45):
-            conditions.append(self.condition(scope, depth))
-        return text, scope, f" WHERE {' AND '.join(conditions)}" if conditions else ""
-
-    def _correlation(self, scope: Scope) -> str:
-        """A condition between a column of this query and one of those around."""
-        pairs = [
-            (mine, theirs)
-            for mine in scope.columns
-            for theirs in scope.outer
-            if mine.kind == theirs.kind and mine.kind in ("int", "text", "num", "date")
-        ]
-        if not pairs:
-            return "true"
-        mine, theirs = self.pick(pairs)
-        comparison = self.pick(("=", "=", "=", "=", "<", ">=", "<>"))
-        self.tag("correlation by equality" if comparison == "=" else "correlation by comparison")
-        return f"{mine} {comparison} {theirs}"
-
-    def _source(self, depth: int, outer: tuple[Column, ...]) -> tuple[str, Scope]:
-        """One relation in FROM."""
-        alias = next(self.names)
-        if depth > 0 and self.odds(0.25):
-            return self._derived(alias, depth, outer)
-        if self.odds(0.03):
-            self.tag("VALUES")
-            kinds = self.kinds(2)
-            return f"({self._values(kinds)}) AS {alias}({names(kinds)})", self._shown(alias, kinds, outer)
-        if self.common and self.odds(0.75):
-            relation = self.pick(self.common)
-        else:
-            relation = self.pick(self.relations)
-        if relation.tag:
-            self.tag(relation.tag)
-        columns = tuple(
-            Column(f"{alias}.{name}", kind, stored=relation.stored) for name, kind in relation.columns.items()
-        )
-        return f"{relation.name} AS {alias}", Scope(
-            columns + self._row(alias), outer, keyed=bool(relation.key)
-        )
-
-    def _row(self, alias: str) -> tuple[Column, ...]:
-        """At times the row as a whole is a value, too."""
-        return (Column(alias, "row"),) if self.odds(0.06) else ()
-
-    def _derived(self, alias: str, depth: int, outer: tuple[Column, ...]) -> tuple[str, Scope]:
-        self.tag("derived table")
-        kinds = ("int", *self.kinds(2))
-        return f"({self.body(kinds, depth - 1, outer)}) AS {alias}", self._shown(alias, kinds, outer)
-
-    def _shown(self, alias: str, kinds: Iterable[str], outer: tuple[Column, ...]) -> Scope:
-        columns = tuple(Column(f"{alias}.o{number}", kind) for number, kind in enumerate(kinds))
-        return Scope(columns + self._row(alias), outer, size=20)
-
-    def _join(self, left: str, scope: Scope, depth: int) -> tuple[str, Scope]:
-        """What stands there, joined with one more relation."""
-        if self.odds(0.15):
-            return self._lateral(left, scope, depth)
-        if depth > 0 and self.odds(0.1):
-            self.tag("nested join")
-            first, mine = self._source(depth - 1, scope.outer)
-            right, mine = self._join(first, mine, 0)
-            right = f"({right})"
-        else:
-            right, mine = self._source(depth, scope.outer)
-        if f" {right.partition(' AS ')[0]} AS " in f" {left}":
-            self.tag("self join")
-        kinds = ("JOIN", "JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "CROSS JOIN")
-        kind = self.pick(kinds)
-        size = scope.size * mine.size
-        if kind == "CROSS JOIN" and size > MOST_ROWS:
-            kind = "JOIN"
-        both = Scope(scope.columns + mine.columns, scope.outer, keyed=scope.keyed and mine.keyed, size=size)
-        if kind == "CROSS JOIN":
-            return f"{left} {self.tagged('cross join', kind)} {right}", both
-        full = kind == "FULL JOIN"
-        pairs = matching(scope.columns, mine.columns, stored=full)
-        if full and not pairs:
-            kind, full = "LEFT JOIN", False
-            pairs = matching(scope.columns, mine.columns, stored=False)
-        self.tag("inner join" if kind == "JOIN" else kind.lower())
-        if not pairs:
-            return f"{left} {kind} {right} ON true", both
-        ours, theirs = self.pick(pairs)
-        if size < MOST_ROWS and not full and self.odds(0.2):
-            self.tag("non-equi join")
-            comparison = self.pick(("<", ">=", "<>", "IS DISTINCT FROM"))
-            return f"{left} {kind} {right} ON {ours} {comparison} {theirs}", both
-        on = f"{ours} = {theirs}"
-        if self.odds(0.25):
-            on += f" AND {self.simple(Scope(both.columns))}" if not full else f" AND {ours} IS NOT NULL"
-        elif not full and depth > 1 and self.odds(0.08):
-            self.tag("subquery in ON")
-            on += f" AND {self.condition(both, depth - 1)}"
-        return f"{left} {kind} {right} ON {on}", replace(both, size=size / 4)
-
-    def _lateral(self, left: str, scope: Scope, depth: int) -> tuple[str, Scope]:
-        alias = next(self.names)
-        plain = Scope(tuple(column for column in scope.columns if not column.merged))
-        numbered = False
-        if depth > 0 and self.odds(0.45):
-            self.tag("LATERAL subquery")
-            kinds = ("int", *self.kinds(1))
-            item = f"LATERAL ({self.body(kinds, depth - 1, scope.further_in)}) AS {alias}"
-            mine = self._shown(alias, kinds, ())
-        elif self.json_table and self.odds(0.3):
-            self.tag("JSON_TABLE")
-            item, numbered = self._json_table(alias, self.column("list", plain)), True
-            mine = self._shown(alias, ("int", "int", "text"), ())
-        else:
-            self.tag("LATERAL function")
-            kind, call = self.pick(
-                (
-                    ("int", f"unnest({self.column('ints', plain)})"),
-                    ("int", self._series(plain)),
-                    ("json", f"jsonb_array_elements({self.column('list', plain)})"),
-                    ("text", f"jsonb_array_elements_text({self.column('list', plain)})"),
-                )
-            )
-            numbered = self.odds(0.35)
-            kinds = (kind, "int") if numbered else (kind,)
-            ordinality = self.tagged("WITH ORDINALITY", " WITH ORDINALITY") if numbered else ""
-            item = f"LATERAL {call}{ordinality} AS {alias}({names(kinds)})"
-            mine = self._shown(alias, kinds, ())
-        both = Scope(
-            scope.columns + mine.columns, scope.outer, keyed=scope.keyed and numbered, size=scope.size * 2
-        )
-        if self.odds(0.5):
-            self.tag("LEFT JOIN LATERAL")
-            return f"{left} LEFT JOIN {item} ON true", both
-        return f"{left} CROSS JOIN {item}", both
-
-    def _json_table(self, alias: str, given: str) -> str:
-        """A JSON_TABLE of three columns o0, o1, o2, the first of which counts its rows."""
-        nested = "NESTED PATH '$' COLUMNS (o2 text PATH '$.type()')"
-        columns = self.pick(
-            (
-                "o1 int PATH '$', o2 text PATH '$' DEFAULT 'none' ON EMPTY",
-                f"o1 int PATH '$ ? (@ > 1)', {nested}",
-                "o1 int PATH '$.a' DEFAULT -1 ON EMPTY NULL ON ERROR, o2 text FORMAT JSON PATH '$'",
-            )
-        )
-        return f"JSON_TABLE({given}, '$[*]' COLUMNS (o0 FOR ORDINALITY, {columns})) AS {alias}"
-
-    def _merging(self, outer: tuple[Column, ...], joined: int) -> tuple[str, Scope]:
-        """Tables joined by the names of their columns."""
-        tables = [relation for relation in self.relations if "a" in relation.columns]
-        natural = self.odds(0.4)
-        text, columns, merged = "", [], {"a": "int"}
-        if not natural and self.odds(0.3):
-            tables, merged = [table for table in tables if "b" in table.columns], {"a": "int", "b": "text"}
-        for number in range(joined):
-            table, alias = self.pick(tables), next(self.names)
-            rest = {name: kind for name, kind in table.columns.items() if name not in merged}
-            if natural:
-                shown = ", ".join(["a", *(f"{name} AS {alias}{name}" for name in rest)])
-                item = f"(SELECT {shown} FROM {table.name}) AS {alias}"
-                rest = {f"{alias}{name}": kind for name, kind in rest.items()}
-            else:
-                item = f"{table.name} AS {alias}"
-            columns += [Column(f"{alias}.{name}", kind) for name, kind in {**merged, **rest}.items()]
-            if number == 0:
-                text = item
-                continue
-            kind = self.pick(("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
-            self.tag("inner join" if kind == "JOIN" else kind.lower())
-            if natural:
-                text += self.tagged("natural join", f" NATURAL {kind} {item}")
-            else:
-                text += self.tagged("USING", f" {kind} {item} USING ({', '.join(merged)})")
-        columns += [Column(name, kind, merged=True) for name, kind in merged.items()]
-        return text, Scope(tuple(columns), outer, size=8.0 * joined)
-
-    def _commas(
-        self, depth: int, outer: tuple[Column, ...], joined: int, conditions: list[str]
-    ) -> tuple[str, Scope]:
-        self.tag("comma join")
-        text, scope = self._source(depth, outer)
-        for _ in range(joined - 1):
-            item, mine = self._source(depth - 1, outer)
-            pairs = matching(scope.columns, mine.columns, stored=False)
-            if pairs:
-                ours, theirs = self.pick(pairs)
-                conditions.append(f"{ours} = {theirs}")
-            text += f", {item}"
-            scope = Scope(
-                scope.columns + mine.columns,
-                outer,
-                keyed=scope.keyed and mine.keyed,
-                size=scope.size * mine.size / 4,
-            )
-        return text, scope
-
-
-def matching(left: Iterable[Column], right: Sequence[Column], *, stored: bool) -> list[tuple[Column, Column]]:
-    """Pairs of columns to join on; `stored` leaves out what could turn out to be constant."""
-    return [
-        (ours, theirs)
-        for ours in left
-        for theirs in right
-        if ours.kind == theirs.kind
-        and ours.kind in ("int", "text", "num", "date")
-        and (not stored or (ours.stored and theirs.stored))
-    ]
+        return f"WITH RECURSIVE {name}(o0) AS ({start} {union} {step}){clauses} {main}"
 
 
 def listed(outputs: Sequence[str]) -> str:
     """A select list."""
     return ", ".join(f"{text} AS o{number}" for number, text in enumerate(outputs))
-
-
-def names(kinds: Sequence[str]) -> str:
-    return ", ".join(f"o{number}" for number in range(len(kinds)))

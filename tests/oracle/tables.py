@@ -11,10 +11,11 @@ import random
 from dataclasses import dataclass
 
 SCHEMA = """
-CREATE TABLE t (id int PRIMARY KEY, a int, b text, n numeric, d date, xs int[]);
+CREATE TYPE pair AS (i int, s text);
+CREATE TABLE t (id int PRIMARY KEY, a int, b text, n numeric, d date, xs int[], p pair);
 CREATE TABLE u (id int PRIMARY KEY, a int, b text, m bigint, o boolean, j jsonb);
 CREATE TABLE v (a int, c int, b text, n numeric, PRIMARY KEY (a, c));
-CREATE TABLE k (a int, b text, n numeric, o boolean);
+CREATE TABLE k (a int, b text, n numeric, o boolean, p pair);
 CREATE TABLE h (a int, d date, xs int[], j jsonb) PARTITION BY LIST (a);
 CREATE TABLE h_some (j jsonb, d date, xs int[], a int);
 ALTER TABLE h ATTACH PARTITION h_some FOR VALUES IN (0, 1, NULL);
@@ -35,6 +36,7 @@ LITERALS = {
     "bool": ("true", "false"),
     "ints": ("'{}'::int[]", "'{1}'::int[]", "'{1,2}'::int[]", "'{2,NULL,2}'::int[]"),
     "list": ("'[]'::jsonb", "'[1]'::jsonb", "'[2, 1]'::jsonb", "'[null, 3]'::jsonb"),
+    "pair": ("ROW(1, 'a')::pair", "ROW(2, NULL)::pair", "ROW(NULL, NULL)::pair", "ROW(1, 'b')::pair"),
     "json": ("'{\"a\": 1}'::jsonb", "'\"a\"'::jsonb", "'[1]'::jsonb"),
 }
 """Values by kind. A list is a jsonb array of numbers; json may be any jsonb."""
@@ -54,10 +56,14 @@ class Relation:
 
 
 TABLES = (
-    Relation("t", {"id": "int", "a": "int", "b": "text", "n": "num", "d": "date", "xs": "ints"}, ("id",)),
+    Relation(
+        "t",
+        {"id": "int", "a": "int", "b": "text", "n": "num", "d": "date", "xs": "ints", "p": "pair"},
+        ("id",),
+    ),
     Relation("u", {"id": "int", "a": "int", "b": "text", "m": "int", "o": "bool", "j": "list"}, ("id",)),
     Relation("v", {"a": "int", "c": "int", "b": "text", "n": "num"}, ("a", "c")),
-    Relation("k", {"a": "int", "b": "text", "n": "num", "o": "bool"}, tag="keyless table"),
+    Relation("k", {"a": "int", "b": "text", "n": "num", "o": "bool", "p": "pair"}, tag="keyless table"),
     Relation(
         "h",
         {"a": "int", "d": "date", "xs": "ints", "j": "list"},
@@ -84,16 +90,17 @@ def load(chance: random.Random) -> list[str]:
     return statements + [_insert(chance, table, chance.randint(8, 14)) for table in TABLES]
 
 
-def transaction(chance: random.Random) -> list[str]:
-    """Statements that commit together."""
-    return [_statement(chance, chance.choice(TABLES)) for _ in range(chance.choice((1, 1, 2, 3, 4)))]
+def transaction(chance: random.Random, *, truncate: bool = True) -> list[str]:
+    """Statements that commit together; without TRUNCATE, all that they do can be taken in by deltas."""
+    count = chance.choice((1, 1, 2, 3, 4))
+    return [_statement(chance, chance.choice(TABLES), truncate=truncate) for _ in range(count)]
 
 
-def _statement(chance: random.Random, table: Relation) -> str:
+def _statement(chance: random.Random, table: Relation, *, truncate: bool) -> str:
     if table.partition and chance.random() < 0.25:
         return _of_partition(chance, table)
     kinds = ("insert", "update", "delete", "key", "clear", "truncate")
-    (kind,) = chance.choices(kinds, weights=(40, 35, 20, 8, 3, 1))
+    (kind,) = chance.choices(kinds, weights=(40, 35, 20, 8, 3, 1 if truncate else 0))
     if kind == "key" and table.key:
         last, most = table.key[-1], f"(SELECT max({table.key[-1]}) FROM {table.name})"
         if last == "id" and chance.random() < 0.5:

@@ -14,9 +14,9 @@ from tests.oracle.chance import SEED
 from tests.oracle.rounds import COVERAGE, Bench, Round
 
 import headwater
-from headwater import maintenance
-from headwater.catalog import EngineName
-from headwater.engine import inner, joins
+from headwater.catalog.stream_tables import EngineName
+from headwater.engine.postgres import nested_deltas, stepwise_joins
+from headwater.refresh import steps
 
 EMBEDDED = (os.environ.get("HEADWATER_TEST_SERVER") or "embedded") == "embedded"
 # On both servers and on Spark 500 together.
@@ -29,6 +29,9 @@ FIRST = SEED if os.environ.get("HEADWATER_SEED") or SOAK_SECONDS else 7000
 
 
 @pytest.mark.differential
+@pytest.mark.timeout(
+    0 if SOAK_SECONDS else 2400
+)  # hundreds of stream tables, each created, compared and refreshed several times
 def test_all_of_sql(
     dsn: str,
     conn: psycopg.Connection,
@@ -50,11 +53,11 @@ def test_all_of_sql(
         for number in itertools.count(FIRST):
             print(f"HEADWATER_SEED={number} HEADWATER_CASES=1")
             if number % 2:
-                monkeypatch.setattr(joins, "MANY_ROWS", 1)
-                monkeypatch.setattr(inner, "FILTERED_ROWS", 1)
-                monkeypatch.setattr(maintenance, "is_one_query", lambda plan, pending: False)
+                monkeypatch.setattr(stepwise_joins, "MANY_ROWS", 1)
+                monkeypatch.setattr(nested_deltas, "FILTERED_ROWS", 1)
+                monkeypatch.setattr(steps, "is_one_query", lambda plan, pending: False)
             if number % 4 == 1:
-                monkeypatch.setattr(maintenance, "MOST_AT_ONCE", 0)
+                monkeypatch.setattr(steps, "MOST_AT_ONCE", 0)
             bench = Bench(conn, large if number % 2 else small, REDUCE_SECONDS)
             failures += bench.play(Round.draw(number, conn))
             monkeypatch.undo()

@@ -11,7 +11,7 @@ from tests.oracle.chance import SEED
 
 from headwater import Headwater
 from headwater.bench import nexmark
-from headwater.catalog import EngineName
+from headwater.catalog.stream_tables import EngineName
 
 pytestmark = pytest.mark.differential
 

@@ -19,7 +19,7 @@ from tests.oracle.chance import SEED
 
 import headwater
 from headwater import HeadwaterError
-from headwater.catalog import EngineName
+from headwater.catalog.stream_tables import EngineName
 from headwater.errors import NotFound
 
 SOAK_SECONDS = float(os.environ.get("HEADWATER_SOAK_SECONDS") or 0)

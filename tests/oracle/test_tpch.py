@@ -12,7 +12,7 @@ from tests.oracle.chance import SHORT_SEED as SEED
 from headwater import Headwater
 from headwater.bench import tpch_data
 from headwater.bench.tpch_queries import queries
-from headwater.catalog import EngineName
+from headwater.catalog.stream_tables import EngineName
 
 pytestmark = pytest.mark.differential
 

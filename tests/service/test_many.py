@@ -11,7 +11,7 @@ from tests.integration.support import value
 
 from headwater import Headwater
 from headwater.capture import marks
-from headwater.service.picture import Picture
+from headwater.service.state import Picture
 
 Connection = psycopg.Connection[Any]
 COUNT = 5

@@ -18,6 +18,7 @@ from tests.service.test_scheduler import BY_REGION, ORDERS, fresh
 from headwater import Headwater
 from headwater.embedded import Server
 from headwater.service.launcher import shares
+from headwater.service.queue import Membership
 from headwater.service.scheduler import Demand
 
 Connection = psycopg.Connection[Any]
@@ -105,6 +106,64 @@ def test_no_more_at_once_than_allowed(
         hw.set("max_concurrent_refreshes", "3")  # a flag beats what is stored
         assert scheduler(conn, "max_workers") == 2
     eventually(lambda: fresh(hw, *(f"s{number}" for number in range(5))))
+
+
+def test_what_waits_for_a_worker_of_the_service_is_shown(
+    dsn: str, hw: Headwater, conn: Connection, schedule: StartScheduler
+) -> None:
+    conn.execute(ORDERS)
+    names = [f"s{number}" for number in range(5)]
+    for name in names:
+        hw.create(name, BY_REGION, schedule="50ms")
+    schedule(max_concurrent_refreshes="2")
+
+    def shown(status: str) -> dict[str, int]:
+        return {
+            row[0].removeprefix("public."): row[1]
+            for row in conn.execute(
+                "SELECT stream_table, job_id FROM headwater.parallel_job_status(5) WHERE status = %s",
+                [status],
+            )
+        }
+
+    with held(dsn):
+        conn.execute("INSERT INTO orders VALUES (1, 'north', 5)")
+        queued = eventually(lambda: shown("QUEUED"))
+        eventually(lambda: len(shown("RUNNING")) == 2)
+        assert len(queued) == 3
+        assert queued.keys() | shown("RUNNING").keys() == set(names)
+        assert value(conn, "SELECT queued_jobs FROM headwater.worker_pool_status()") == 3
+        # No worker elsewhere may claim what waits here.
+        outsider = Membership(hw.connection, "worker", 0, {})
+        assert outsider.claim(None) is None
+        outsider.leave()
+        hw.set("drain", "on")  # then nothing waits for a worker
+        eventually(lambda: not shown("QUEUED"))
+        hw.set("drain", "off")
+        queued = eventually(lambda: shown("QUEUED"))
+    eventually(lambda: fresh(hw, *names))
+    eventually(lambda: not shown("QUEUED") and not shown("RUNNING"))
+    done = conn.execute(
+        "SELECT job_id, wait_ms > 0, started_at >= queued_at, duration_ms IS NOT NULL"
+        " FROM headwater.parallel_job_status(60) WHERE status = 'COMPLETED' AND job_id = ANY (%s)",
+        [list(queued.values())],
+    ).fetchall()
+    assert sorted(done) == [(number, True, True, True) for number in sorted(queued.values())]
+
+
+def test_a_scheduler_that_stops_leaves_nothing_in_the_queue(
+    dsn: str, hw: Headwater, conn: Connection, schedule: StartScheduler
+) -> None:
+    conn.execute(ORDERS)
+    for number in range(3):
+        hw.create(f"s{number}", BY_REGION, schedule="50ms")
+    first = schedule(max_concurrent_refreshes="1")
+    queued = "SELECT count(*) FROM headwater.worker_jobs WHERE status = 'QUEUED'"
+    with held(dsn):
+        conn.execute("INSERT INTO orders VALUES (1, 'north', 5)")
+        eventually(lambda: value(conn, queued) == 2)
+        first.stop()
+    eventually(lambda: value(conn, queued) == 0)
 
 
 def test_a_profile_takes_effect_at_the_next_tick(

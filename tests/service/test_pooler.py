@@ -20,11 +20,11 @@ import headwater
 from headwater import Headwater
 from headwater.cli import run
 from headwater.cli.invocation import Invocation
-from headwater.creation import Place
 from headwater.db.connection import connect as open_connection
 from headwater.db.connection import is_pooled, one, transaction
 from headwater.errors import AlreadyExists, InvalidQuery, InvalidSetting, RefreshFailed, SessionNeeded
-from headwater.options import Options
+from headwater.lifecycle.create import Place
+from headwater.lifecycle.options import Options
 from headwater.service.launcher import Launcher
 from headwater.service.queue import ClaimedJob, External, Membership
 from headwater.service.scheduler import Scheduler

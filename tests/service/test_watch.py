@@ -10,7 +10,7 @@ from tests.service.support import eventually
 from tests.service.test_scheduler import BY_REGION, ORDERS
 
 from headwater import Headwater
-from headwater.overview import Glance, Overview, ServiceStatus
+from headwater.inspect.overview import Glance, Overview, ServiceStatus
 
 Connection = psycopg.Connection[Any]
 

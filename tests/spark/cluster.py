@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 HOST = "127.0.0.1"
@@ -37,9 +38,12 @@ class Cluster:
     master: subprocess.Popen[bytes]
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def spark_conf(self) -> str:
-        """What the setting spark_conf needs for small executors with this Python."""
+        """What the setting spark_conf needs for small executors with this Python.
+
+        Worked out once: the options change when a class cache comes to be meanwhile.
+        """
         options = f"spark.executor.extraJavaOptions='{' '.join(_java_options())}'"
         return f"spark.pyspark.python={sys.executable} spark.executor.memory=512m {options}"
 
@@ -104,8 +108,8 @@ def standalone(
 
 
 def _start(directory: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-    from headwater.engine.spark import java
-    from headwater.engine.spark.jvm import SPARK_HOME
+    from headwater.engine.spark.runtime import java
+    from headwater.engine.spark.runtime.jvm import SPARK_HOME
 
     environment = {
         **os.environ,
@@ -130,8 +134,8 @@ def _start(directory: Path, name: str, *arguments: str) -> subprocess.Popen[byte
 
 def _java_options() -> list[str]:
     """Those that let Java start faster."""
-    from headwater.engine.spark import java
-    from headwater.engine.spark.jvm import SPARK_HOME
+    from headwater.engine.spark.runtime import java
+    from headwater.engine.spark.runtime.jvm import SPARK_HOME
 
     cache = java.aot_cache(java.find(), SPARK_HOME)
     used = [f"-XX:AOTCache={cache}", "-Xlog:disable"] if cache is not None and cache.exists() else []

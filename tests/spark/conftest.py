@@ -13,7 +13,7 @@ from headwater.config import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headwater.engine.spark.session import Runtime
+    from headwater.engine.spark.runtime.session import Runtime
 
 SPARK_SETTINGS = Settings(spark_master=SPARK_MASTER)
 
@@ -27,7 +27,7 @@ def spark_settings() -> Settings:
 @pytest.fixture(scope="session")
 def spark_runtime() -> Iterator[Runtime]:
     """The Spark of this process, ended after the run; after a test that stops it, it starts again."""
-    from headwater.engine.spark.session import runtime
+    from headwater.engine.spark.runtime.session import runtime
 
     yield runtime()
     runtime().stop()
@@ -36,7 +36,7 @@ def spark_runtime() -> Iterator[Runtime]:
 @pytest.fixture
 def spark(spark_runtime: Runtime, spark_settings: Settings) -> SparkSession:
     """The session of this thread, with the settings for bulk work."""
-    from headwater.engine.spark.session import bulk_work
+    from headwater.engine.spark.runtime.workload import bulk_work
 
     session = spark_runtime.session(spark_settings)
     with bulk_work(session):

@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 import psycopg
 from tests.integration.support import contents, stored_and_wanted, value
 
-from headwater import Headwater, jobs
-from headwater.catalog import EngineName
+from headwater import Headwater
+from headwater.catalog import jobs
+from headwater.catalog.stream_tables import EngineName
 
 Connection = psycopg.Connection[Any]
 Result = TypeVar("Result")

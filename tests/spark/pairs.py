@@ -18,20 +18,21 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from headwater.db.connection import Connection, one, transaction
-from headwater.db.work import statement
-from headwater.definition import Definition, DefinitionReader, expression_types
-from headwater.engine.spark import encoding, read
-from headwater.engine.spark.encoding import Encoded, Refused
-from headwater.engine.spark.session import bulk_work, small_work
+from headwater.db.scratch import statement
+from headwater.definition.reader import Definition, DefinitionReader, expression_types
+from headwater.engine.spark.runtime.workload import bulk_work, small_work
 from headwater.engine.spark.translate import Leaf, Translator
-from headwater.plan.dialect import identifier
-from headwater.plan.maintain import BagPlan
+from headwater.engine.spark.transport import encoding, read
+from headwater.engine.spark.transport.encoding import Encoded, Refused
 from headwater.plan.operators import ColumnType, Select
+from headwater.plan.quoting import identifier
+from headwater.plan.storage_plan import BagPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
-    from sqlglot import exp
+
+    from headwater.plan.expression import Expression
 
 MODES: dict[str, Callable[..., contextlib.AbstractContextManager[None]]] = {
     "small": small_work,
@@ -138,7 +139,7 @@ class Pairs:
         kinds = [column.type for column in definition.columns]
         return Translator(definition.plan.body, self._types_of), kinds
 
-    def _types_of(self, block: Select, trees: Sequence[exp.Expression]) -> list[ColumnType]:
+    def _types_of(self, block: Select, trees: Sequence[Expression]) -> list[ColumnType]:
         with transaction(self._connection):
             return expression_types(self._connection, block, trees)
 
@@ -227,7 +228,7 @@ def set_to(spark: SparkSession, name: str, value: str) -> Any:
         spark.conf.set(name, before)
 
 
-def _translated(translator: Translator, tree: exp.Expression, kind: ColumnType) -> str:
+def _translated(translator: Translator, tree: Expression, kind: ColumnType) -> str:
     """Spark SQL for an expression's text and, of a computed numeric, the digits that it shows."""
     scale = "NULL"
     try:

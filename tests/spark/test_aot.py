@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headwater.engine.spark import aot
+from headwater.engine.spark.runtime import aot
 
 
 @pytest.fixture

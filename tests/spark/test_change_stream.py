@@ -23,9 +23,9 @@ from pyspark.errors import StreamingQueryException
 import headwater
 import headwater.spark
 from headwater import Headwater
-from headwater.engine.spark import changes
-from headwater.engine.spark.changes import ChangeReader, changes_schema
-from headwater.engine.spark.options import Options
+from headwater.engine.spark.source import changes
+from headwater.engine.spark.source.changes import ChangeReader, changes_schema
+from headwater.engine.spark.source.options import Options
 from headwater.errors import (
     AlreadyExists,
     ConsumerLost,
@@ -461,7 +461,7 @@ DRIVER = """
 import sys, time
 import headwater.spark
 from headwater.config import Settings
-from headwater.engine.spark.session import runtime
+from headwater.engine.spark.runtime.session import runtime
 
 dsn, checkpoint, path = sys.argv[1:]
 spark = runtime().session(Settings(spark_master="local[2]"))

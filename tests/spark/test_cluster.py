@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from tests.spark.cluster import Cluster, standalone
 
 from headwater.config import Settings
-from headwater.engine.spark.cluster import check_executors
-from headwater.engine.spark.session import Runtime
+from headwater.engine.spark.runtime.cluster import check_executors
+from headwater.engine.spark.runtime.session import Runtime
 from headwater.errors import EngineUnavailable
 
 

@@ -23,7 +23,7 @@ from tests.spark.gate import GATE, LONG, Gate, assert_clean, assert_right, until
 import headwater
 from headwater import Headwater
 from headwater.engine.spark import engine, pipeline
-from headwater.engine.spark.session import Runtime
+from headwater.engine.spark.runtime.session import Runtime
 
 Connection = psycopg.Connection[Any]
 Result = TypeVar("Result")

@@ -17,8 +17,8 @@ import pytest
 
 import headwater
 import headwater.spark
-from headwater.engine.spark import datasource, keeper, snapshots
-from headwater.engine.spark.options import Options, open_connection
+from headwater.engine.spark.source import datasource, keeper, snapshots
+from headwater.engine.spark.source.options import Options, open_connection
 from headwater.errors import (
     ConnectionFailed,
     HeadwaterError,

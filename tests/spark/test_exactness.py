@@ -17,11 +17,11 @@ from tests.spark import expressions, values
 from tests.spark.pairs import Compared, Pairs
 
 from headwater.db.connection import Connection, connect
-from headwater.db.work import statement
-from headwater.definition import read_source
-from headwater.engine.spark import encoding, read, write
-from headwater.engine.spark.wire import Column
-from headwater.plan.dialect import identifier
+from headwater.db.scratch import statement
+from headwater.definition.reader import read_source
+from headwater.engine.spark.transport import encoding, read, write
+from headwater.engine.spark.transport.wire import Column
+from headwater.plan.quoting import identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -37,10 +37,12 @@ from tests.spark.gate import (
 )
 
 import headwater
-from headwater import Headwater, jobs
+from headwater import Headwater
+from headwater.catalog import jobs
 from headwater.embedded import Installation, Server
-from headwater.engine.spark import engine, pipeline, write
-from headwater.engine.spark.session import Runtime, runtime
+from headwater.engine.spark import engine, pipeline
+from headwater.engine.spark.runtime.session import Runtime, runtime
+from headwater.engine.spark.transport import write
 from headwater.errors import ConnectionFailed, EngineFailed, RefreshCancelled, RefreshFailed
 
 Connection = psycopg.Connection[Any]

@@ -17,17 +17,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.config import Settings
-from headwater.engine.spark import java
-from headwater.engine.spark.jvm import SPARK_HOME, Jvm
-from headwater.engine.spark.master import Wanted, check_reachable
-from headwater.engine.spark.session import (
-    Runtime,
-    bulk_work,
-    is_connect,
-    is_dead,
-    small_work,
-    warm_up,
-)
+from headwater.engine.spark.runtime import java
+from headwater.engine.spark.runtime.jvm import SPARK_HOME, Jvm
+from headwater.engine.spark.runtime.master import Wanted, check_reachable
+from headwater.engine.spark.runtime.session import Runtime, is_connect, is_dead
+from headwater.engine.spark.runtime.workload import bulk_work, small_work, warm_up
 from headwater.errors import EngineUnavailable
 
 # settings
@@ -216,9 +210,9 @@ def test_a_killed_jvm_is_replaced(
 _PROGRAM = """
 import os, time
 from headwater.config import Settings
-from headwater.engine.spark import java
-from headwater.engine.spark.jvm import SPARK_HOME
-from headwater.engine.spark.session import runtime
+from headwater.engine.spark.runtime import java
+from headwater.engine.spark.runtime.jvm import SPARK_HOME
+from headwater.engine.spark.runtime.session import runtime
 cache = java.aot_cache(java.find(), SPARK_HOME)
 cache.parent.mkdir(parents=True)
 cache.write_bytes(os.urandom(100_000))
@@ -344,7 +338,8 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_c
 
 
 def test_several_processes_make_the_home_at_once(fresh_cache: Path) -> None:
-    program = [sys.executable, "-c", "from headwater.engine.spark import java; print(java.find().home)"]
+    text = "from headwater.engine.spark.runtime import java; print(java.find().home)"
+    program = [sys.executable, "-c", text]
     started = [subprocess.Popen(program, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     homes = {process.communicate()[0].strip() for process in started}
     assert homes == {str(java.find().home)}

@@ -14,17 +14,17 @@ from tests.spark.pairs import MODES, define, set_to
 
 from headwater.clock import Phases
 from headwater.db.connection import Connection, connect, transaction
-from headwater.db.work import Scratch, statement
-from headwater.definition import expression_types
-from headwater.engine.spark import read, write
+from headwater.db.scratch import Scratch, statement
+from headwater.definition.reader import expression_types
 from headwater.engine.spark.compile import compile_program
 from headwater.engine.spark.engine import SparkEngine
-from headwater.engine.spark.read import BulkRead
-from headwater.engine.spark.wire import Column
+from headwater.engine.spark.transport import read, write
+from headwater.engine.spark.transport.read import BulkRead
+from headwater.engine.spark.transport.wire import Column
 from headwater.plan.aggregates import delta_columns
-from headwater.plan.dialect import identifier
-from headwater.plan.maintain import GroupPlan
+from headwater.plan.quoting import identifier
 from headwater.plan.render import HAS_NULL, WEIGHT, Staged, null_safe_equal
+from headwater.plan.storage_plan import GroupPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

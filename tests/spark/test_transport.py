@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.db.connection import PINNED_SETTINGS, Connection, connect
-from headwater.engine.spark import read, tasks, write
 from headwater.engine.spark.failures import failure, task_error
-from headwater.engine.spark.wire import Column
+from headwater.engine.spark.transport import read, tasks, write
+from headwater.engine.spark.transport.wire import Column
 from headwater.errors import ConnectionFailed, EngineUnavailable, HeadwaterError, RefreshFailed
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def test_many_rows_through_the_driver(own: Connection) -> None:
 
 def test_a_text_with_a_zero_byte_is_refused(own: Connection) -> None:
     own.execute("CREATE TEMPORARY TABLE p (n bigint, t text)")
-    with pytest.raises(RefreshFailed, match="0x00"):
+    with pytest.raises(psycopg.DataError, match="0x00"):
         write.put(own, "pg_temp.p", pairs([(1, "a\0b")]), PAIR)
 
 

@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater.config import Settings
 from headwater.db.connection import PINNED_SETTINGS, Connection, connect
-from headwater.engine.spark import read, tasks, write
 from headwater.engine.spark.failures import failure
-from headwater.engine.spark.session import runtime
-from headwater.engine.spark.wire import Column
+from headwater.engine.spark.runtime.session import runtime
+from headwater.engine.spark.transport import read, tasks, write
+from headwater.engine.spark.transport.wire import Column
 
 PAIR = (Column("n", "bigint"), Column("t", "text"))
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import psycopg
 
 from headwater.db.connection import Connection
-from headwater.db.work import statement
-from headwater.plan.dialect import literal
+from headwater.db.scratch import statement
+from headwater.plan.quoting import literal
 
 TYPES = """
 CREATE SCHEMA edge;

@@ -26,5 +26,6 @@ def test_examples_are_found() -> None:
         name: sum(len(test.examples) for test in finder.find(importlib.import_module(name)))
         for name in MODULES
     }
-    assert examples["headwater.plan.dialect"] >= 3
+    assert examples["headwater.plan.quoting"] >= 3
+    assert examples["headwater.plan.syntax"] >= 2
     assert examples["headwater.clock"] >= 1

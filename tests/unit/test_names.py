@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.catalog import split_name
+from headwater.catalog.stream_tables import split_name
 from headwater.errors import InvalidName
 
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console, ConsoleDimensions
 
+from headwater.catalog.jobs import RunningJob
 from headwater.cli import watch
-from headwater.jobs import RunningJob
-from headwater.overview import COUNTED_ROWS, Glance, Overview, ServiceStatus, WorkerStatus
+from headwater.inspect.overview import COUNTED_ROWS, Glance, Overview, ServiceStatus, WorkerStatus
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 GLANCE = Glance(

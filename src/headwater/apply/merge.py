@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.capture.buffers import change_table_sql
-from headwater.db.work import Scratch
+from headwater.catalog.history import Applied
+from headwater.db.scratch import Scratch
 from headwater.errors import DriftDetected
 from headwater.plan.aggregates import ROW_COUNT
-from headwater.plan.dialect import identifier
-from headwater.plan.maintain import VISIBLE, GroupPlan, MaintenancePlan, RecomputePlan, where_shown
+from headwater.plan.quoting import identifier
 from headwater.plan.render import WEIGHT, Column, consolidated_sql
+from headwater.plan.storage_plan import VISIBLE, GroupPlan, MaintenancePlan, RecomputePlan, where_shown
 
 ROW = "__hw_row"
 """Where a stored row is."""
@@ -22,15 +23,6 @@ SHOWN = "__hw_shown"
 """Whether users saw the row before."""
 DIFFERS = "__hw_differs"
 """Whether a column that users see differs."""
-
-
-@dataclass(frozen=True)
-class Applied:
-    """How many of the rows that users see came, changed and went."""
-
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
 
 
 @dataclass(frozen=True)

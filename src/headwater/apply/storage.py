@@ -1,4 +1,4 @@
-"""The tables that hold a stream table's rows. How users get to see them is in `succession`."""
+"""The tables that hold a stream table's rows. How users get to see them is in `swap`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from psycopg import sql
 
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
-from headwater.db.work import identify_by_row, statement
-from headwater.plan.dialect import identifier
-from headwater.plan.maintain import GroupPlan, IncrementalPlan, MaintenancePlan
+from headwater.db.scratch import identify_by_row, statement
+from headwater.plan.quoting import identifier
 from headwater.plan.render import HASH
+from headwater.plan.storage_plan import GroupPlan, IncrementalPlan, MaintenancePlan
 
 DATA = "headwater_data"
 SHORT_TYPES = frozenset(

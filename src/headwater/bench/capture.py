@@ -30,7 +30,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from headwater.api import Headwater
 from headwater.db.connection import Connection
-from headwater.db.work import statement
+from headwater.db.scratch import statement
 from headwater.embedded import find_installations
 from headwater.errors import HeadwaterError
 

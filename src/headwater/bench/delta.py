@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from headwater.api import Headwater
-from headwater.catalog import EngineName
-from headwater.db.work import statement
-from headwater.history import Outcome
+from headwater.catalog.history import Outcome
+from headwater.catalog.stream_tables import EngineName
+from headwater.db.scratch import statement
 
 SCHEMA = "headwater_bench"
 SIZES = (100_000, 1_000_000, 10_000_000)
@@ -74,7 +74,7 @@ def _measure_size(
 ) -> Iterator[DeltaCost]:
     for engine in ENGINES:
         progress(f"{size:,} rows: creating the stream table for {engine}")
-        hw.create(_name(engine), QUERY, engine=engine)
+        hw.create(_name(engine), QUERY, mode="differential", engine=engine)
     progress(f"{size:,} rows: recomputing")
     full = statistics.median(
         hw.refresh(_name("postgres"), full=True)[-1].duration_ms for _ in range(min(3, repetitions))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from psycopg import sql
 
 from headwater.db.connection import Connection, one, transaction
-from headwater.db.work import statement
+from headwater.db.scratch import statement
 
 SCHEMA = "headwater_nexmark"
 SEED = 1

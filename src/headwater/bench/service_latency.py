@@ -27,7 +27,7 @@ from headwater.bench.service_process import PATIENCE, Service, bystander
 from headwater.bench.service_scale import Progress
 from headwater.capture import marks
 from headwater.db.connection import Connection, one
-from headwater.db.work import statement
+from headwater.db.scratch import statement
 from headwater.errors import HeadwaterError
 
 SCHEMA = "headwater_bench_latency"

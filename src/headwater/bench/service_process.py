@@ -16,9 +16,9 @@ from typing import Self
 import psutil
 from psycopg.conninfo import conninfo_to_dict
 
-from headwater.attached import Attached
 from headwater.db.connection import Connection, connect, one
 from headwater.errors import HeadwaterError
+from headwater.util.child_process import Attached
 
 PATIENCE = 600.0
 """Seconds after which a measurement gives up waiting for the service."""

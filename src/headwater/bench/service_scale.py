@@ -20,7 +20,7 @@ from psycopg import sql
 from headwater.api import Headwater
 from headwater.bench.service_process import Service, Used, bystander, wait_for
 from headwater.db.connection import Connection, one
-from headwater.db.work import statement
+from headwater.db.scratch import statement
 
 SCHEMA = "headwater_bench"
 SIZES = (1_000, 5_000)

@@ -24,8 +24,8 @@ from psycopg import sql
 from headwater.api import Headwater
 from headwater.bench import tpch_data
 from headwater.bench.tpch_queries import queries
+from headwater.catalog.history import Action, Outcome
 from headwater.db.connection import Connection
-from headwater.history import Action, Outcome
 
 PERCENTS = (0.01, 0.1, 1.0, 10.0)
 REPETITIONS = 3

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from psycopg import sql
 
 from headwater.db.connection import Connection, one, transaction
-from headwater.db.work import statement
+from headwater.db.scratch import statement
 
 SCHEMA = "headwater_tpch"
 SEED = 1

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from headwater import jobs
 from headwater.api import Headwater
+from headwater.catalog import jobs
 from headwater.config import Settings, resolve
 from headwater.db.connection import PINNED_SETTINGS, Connection, connect, one
-from headwater.db.work import statement
+from headwater.db.scratch import statement
 from headwater.embedded import find_installations
 from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
-    from headwater.engine.spark.read import BulkRead
-    from headwater.engine.spark.wire import Column, Kind
+    from headwater.engine.spark.transport.read import BulkRead
+    from headwater.engine.spark.transport.wire import Column, Kind
 
 SCHEMA = "headwater_bench"
 ROWS = 1_000_000
@@ -93,8 +93,9 @@ def read(
 ) -> Transfers:
     """Rows a second out of a table of six columns of usual types, into Spark."""
     from headwater.engine.spark import baseline
-    from headwater.engine.spark.read import Transport, bulk_frame, ctid_ranges
-    from headwater.engine.spark.session import bulk_work, runtime
+    from headwater.engine.spark.runtime.session import runtime
+    from headwater.engine.spark.runtime.workload import bulk_work
+    from headwater.engine.spark.transport.read import Transport, bulk_frame, ctid_ranges
 
     session = runtime().session(_settings(hw), progress)
     jdbc = baseline.jdbc_usable(session, dsn)
@@ -151,8 +152,9 @@ def write(
 ) -> Transfers:
     """Rows a second out of Spark's memory, into an unlogged table of six columns."""
     from headwater.engine.spark import baseline
-    from headwater.engine.spark.session import bulk_work, runtime
-    from headwater.engine.spark.write import write_by_tasks
+    from headwater.engine.spark.runtime.session import runtime
+    from headwater.engine.spark.runtime.workload import bulk_work
+    from headwater.engine.spark.transport.write import write_by_tasks
 
     session = runtime().session(_settings(hw), progress)
     jdbc = baseline.jdbc_usable(session, dsn)
@@ -257,13 +259,13 @@ def _compared(rounds: Sequence[Mapping[str, float]], rows: int, tasks: int) -> l
 
 
 def _bulk_read() -> BulkRead:
-    from headwater.engine.spark.read import BulkRead
+    from headwater.engine.spark.transport.read import BulkRead
 
     return BulkRead(_READ_SELECT, f"{_READ_TABLE} AS r", (), tuple(_columns()), "r.ctid", _READ_TABLE)
 
 
 def _columns() -> list[Column]:
-    from headwater.engine.spark.wire import Column
+    from headwater.engine.spark.transport.wire import Column
 
     return [Column(f"c{number}", kind) for number, kind in enumerate(_KINDS)]
 

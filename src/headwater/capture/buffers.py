@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from headwater.capture.triggers import CHANGES, XID_NUMBER
-from headwater.catalog import CatalogSource, Frontier
+from headwater.catalog.stream_tables import CatalogSource, Frontier
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
-from headwater.db.work import statement
-from headwater.plan.dialect import identifier, literal
+from headwater.db.scratch import statement
 from headwater.plan.operators import Source
+from headwater.plan.quoting import identifier, literal
 from headwater.plan.render import WEIGHT, Column, consolidated_sql
 
 SMALLEST_ROW = 44

@@ -22,19 +22,19 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from headwater import catalog
 from headwater.capture import buffers
 from headwater.capture.buffers import change_table_sql, window
 from headwater.capture.registry import LIFECYCLE_LOCK, capture, release_superfluous
-from headwater.catalog import CatalogSource, Frontier, StreamTable
+from headwater.catalog import stream_tables as catalog
+from headwater.catalog.stream_tables import CatalogSource, Frontier, StreamTable
 from headwater.config import Settings
 from headwater.db.connection import Connection, one, retried, transaction
 from headwater.db.queries import query
-from headwater.db.work import statement
-from headwater.definition import read_source
+from headwater.db.scratch import statement
+from headwater.definition.reader import read_source
 from headwater.errors import AlreadyExists, ConsumerLost, NotFound
-from headwater.plan.dialect import identifier, literal
 from headwater.plan.operators import Source
+from headwater.plan.quoting import identifier, literal
 from headwater.plan.render import WEIGHT, Column, consolidated_sql, relation_name
 
 Start = Literal["now", "snapshot"]

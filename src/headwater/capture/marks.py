@@ -18,7 +18,7 @@ from psycopg import sql
 from headwater.capture.triggers import CHANGES
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
-from headwater.db.work import statement
+from headwater.db.scratch import statement
 
 CHANNEL = "headwater_changed"
 MARKING = """

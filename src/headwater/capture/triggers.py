@@ -40,8 +40,8 @@ that decides on the partition, and leaves the mark of a TRUNCATE if that was, or
 Each statement also leaves a mark that the source changed (`capture/marks.py`), by which a scheduler finds it.
 
 After a restore from a dump, functions and change tables bear the numbers of tables of another database. A
-function that is called for a table other than its own does nothing, so that no write fails; that the
-database was restored is seen otherwise (`db/install.py`), and nothing is refreshed until it is repaired.
+function that is called for a table other than its own does nothing, so that no write fails.
+`catalog/installed.py` finds that the database was restored, and nothing is refreshed until it is repaired.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from psycopg import sql
 
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
-from headwater.db.work import identify_by_row
+from headwater.db.scratch import identify_by_row
 from headwater.plan.operators import Source, SourceColumn
 
 CHANGES = "headwater_changes"

@@ -15,10 +15,10 @@ import psycopg
 
 from headwater.cli import bench as bench
 from headwater.cli import bench_service as bench_service
-from headwater.cli import looking as looking
-from headwater.cli import serving as serving
-from headwater.cli import setting_up as setting_up
-from headwater.cli import tables as tables
+from headwater.cli import inspect as inspect
+from headwater.cli import serve as serve
+from headwater.cli import setup as setup
+from headwater.cli import stream_tables as stream_tables
 from headwater.cli.group import cli
 from headwater.cli.invocation import Invocation
 from headwater.db.connection import translated

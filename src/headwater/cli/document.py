@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
 from typing import Any
 
-from headwater.catalog import StreamTable
-from headwater.history import Outcome
+from headwater.catalog.history import Outcome
+from headwater.catalog.stream_tables import StreamTable
 
 
 def encoded(value: Any) -> bytes:
@@ -54,6 +54,7 @@ def stream_table(value: StreamTable, **more: Any) -> dict[str, Any]:
         "tier": value.tier,
         "suspended_reason": value.suspended_reason,
         "reasons": value.mode_reasons,
+        "load_check": value.load_check,
         **more,
     }
 

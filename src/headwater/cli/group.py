@@ -15,7 +15,7 @@ SECTIONS = {
     "Stream tables": ("create", "alter", "drop", "refresh", "cancel", "suspend", "resume", "drain"),
     "Serving": ("serve", "worker"),
     "Measuring": ("bench",),
-    "Looking": ("list", "status", "history", "explain", "verify"),
+    "Looking": ("list", "status", "history", "explain", "verify", "audits"),
 }
 
 

@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 
 from headwater.api import Headwater
 from headwater.cli.document import encoded
-from headwater.secrets import masked
+from headwater.util.redact import masked
 
 DSN_VARIABLE, DIRECT_VARIABLE = "HEADWATER_DSN", "HEADWATER_DIRECT_DSN"
 PIPE_WIDTH = 1_000_000

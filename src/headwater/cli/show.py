@@ -17,27 +17,34 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from headwater.advice import MissingIndex
 from headwater.bench.capture import CaptureCosts
 from headwater.bench.delta import DeltaCost
 from headwater.bench.tpch import Means, QueryCost
 from headwater.bench.transfer import Transfers
-from headwater.catalog import StreamTable
+from headwater.catalog.history import HistoryEntry, Outcome
+from headwater.catalog.jobs import RunningJob
+from headwater.catalog.stream_tables import StreamTable
 from headwater.cli.document import plain
 from headwater.cli.invocation import PIPE_WIDTH, printable
 from headwater.config import Setting
-from headwater.db.privileges import Check
-from headwater.engine.experience import INSTEAD, Prediction
-from headwater.explain import Explanation, Operator
-from headwater.history import HistoryEntry, Outcome
-from headwater.jobs import RunningJob
-from headwater.monitor import StreamTableStatus
-from headwater.repair import Repaired
-from headwater.verify import MOST_DIFFERENCES, Verification
+from headwater.engine.observations import INSTEAD, Prediction
+from headwater.inspect.explain import Explanation, Operator
+from headwater.inspect.status import StreamTableStatus
+from headwater.inspect.verify import Verification
+from headwater.install.privileges import Check
+from headwater.lifecycle.repair import Repaired
+from headwater.refresh.compare import MOST_DIFFERENCES
+from headwater.refresh.incidents import Incident
+from headwater.refresh.index_advice import MissingIndex
 
 NOTHING = "-"
 OUTCOME_COLUMNS = "stream table,action,in,inserted,updated,deleted,took,engine,reason".split(",")
 BAR_WIDTH = 30
+INCIDENT_STATUS = {
+    "held": "it is recomputed at each refresh, until its definition or Headwater's version changes",
+    "released": "its definition or Headwater's version changed since",
+    "dropped": "the stream table was dropped",
+}
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -161,9 +168,11 @@ def definition(
     following: str,
     indexes: Sequence[MissingIndex] = (),
     did: str = "",
+    *,
+    loaded: bool = False,
 ) -> Text:
     """What `create` and `alter` say: the mode and, when it recomputes though nobody asked for that, why; what
-    was done to one that was there, and what would make it cheaper."""
+    was done to one that was there, how its rows were checked, and what would make it cheaper."""
     said = [
         f"{verb} {stream_table.label}{f': {did}' if did else ''}",
         f"mode: {stream_table.mode} (asked for: {stream_table.requested_mode}),"
@@ -173,6 +182,8 @@ def definition(
     if stream_table.mode == "full" and stream_table.requested_mode != "full":
         said.append("it recomputes at each refresh, because it cannot be maintained incrementally:")
         said += [f"  {reason}" for reason in stream_table.mode_reasons]
+    if loaded and stream_table.load_check:
+        said.append(stream_table.load_check)
     if indexes:
         said.append("refreshes read whole tables that an index would let them look into:")
         said += _indexes(indexes)
@@ -259,12 +270,12 @@ def status(found: StreamTableStatus, now: datetime) -> RenderableType:
         [
             ("stream table", found.stream_table),
             ("status", found.status),
+            *([("because", found.status_reason), ("remedy", found.remedy)] if found.remedy else []),
             ("mode", f"{found.mode} (asked for: {found.requested_mode})"),
             ("reason", found.reason),
             ("engine", found.engine),
             ("schedule", found.schedule),
             ("tier", found.tier),
-            ("suspended", found.suspended_reason),
             ("sources", ", ".join(found.sources) or None),
             ("rows", found.rows),
             ("waiting change rows", found.pending_rows),
@@ -272,10 +283,18 @@ def status(found: StreamTableStatus, now: datetime) -> RenderableType:
             ("last refresh", _last(found, now)),
             ("took", milliseconds(found.last_refresh_ms)),
             ("to be recomputed", found.rebuild_reason),
+            ("loaded", found.load_check),
+            ("audited", _audited(found, now)),
             ("frontier", found.frontier),
         ]
     )
     return Group(drawn, *running([found]))
+
+
+def _audited(found: StreamTableStatus, now: datetime) -> str | None:
+    if found.audited_at is None:
+        return None
+    return f"{ago(found.audited_at, now)}: {found.audit_result}"
 
 
 def running(found: Sequence[StreamTableStatus]) -> list[RenderableType]:
@@ -339,9 +358,9 @@ def _schedule(status: StreamTableStatus) -> str | None:
 
 
 def _why(status: StreamTableStatus) -> str | None:
-    suspended = f"suspended: {status.suspended_reason}" if status.suspended_reason else None
+    state = f"{status.status}: {status.status_reason}; {status.remedy}" if status.status_reason else None
     rebuild = f"to be recomputed: {status.rebuild_reason}" if status.rebuild_reason else None
-    return "; ".join(reason for reason in (suspended, status.reason, rebuild) if reason) or None
+    return "; ".join(reason for reason in (state, status.reason, rebuild) if reason) or None
 
 
 def history(found: Sequence[HistoryEntry], now: datetime) -> RenderableType:
@@ -365,6 +384,34 @@ def history(found: Sequence[HistoryEntry], now: datetime) -> RenderableType:
             for entry in found
         ],
     )
+
+
+def incidents(found: Sequence[Incident], now: datetime) -> RenderableType:
+    if not found:
+        return lines("no stream table was found to differ from its query")
+    shown: list[RenderableType] = []
+    for incident in found:
+        shown.append(heading(f"incident {incident.id}: {incident.stream_table}"))
+        shown.append(
+            pairs(
+                [
+                    ("found", f"{ago(incident.found_at, now)}, by {incident.found_by}"),
+                    ("reason", incident.reason),
+                    ("status", INCIDENT_STATUS[incident.status]),
+                    ("versions", f"Headwater {incident.version}, PostgreSQL {incident.server_version}"),
+                    ("query", incident.query),
+                ]
+            )
+        )
+        for what, rows in (("missing", incident.missing), ("wrong", incident.surplus)):
+            if rows:
+                shown.append(lines(f"  {what}:", *(f"    {_row(incident.columns, row)}" for row in rows)))
+    return Group(*shown)
+
+
+def _row(columns: Sequence[str], row: Sequence[str | None]) -> str:
+    named = zip(columns, row, strict=True)
+    return ", ".join(f"{name} = {'NULL' if value is None else value}" for name, value in named)
 
 
 def _against(took: float, predicted: float | None) -> str:

@@ -18,11 +18,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headwater.catalog.jobs import RunningJob
 from headwater.cli import show
 from headwater.cli.document import plain
 from headwater.cli.invocation import PIPE_WIDTH, Invocation, printable
-from headwater.jobs import RunningJob
-from headwater.overview import COUNTED_ROWS, STATES, Glance, Overview, ServiceStatus, State
+from headwater.inspect.overview import COUNTED_ROWS, STATES, Glance, Overview, ServiceStatus, State
 
 WATCH_SECONDS = 1.0
 PIPED_LINES = 40

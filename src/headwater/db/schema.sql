@@ -40,7 +40,8 @@ CREATE TABLE headwater.stream_table (
     created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     definition     text,                -- the query as the server wrote it when it was last planned
     tier             text CHECK (tier IN ('hot', 'warm', 'cold', 'frozen')),  -- null: by how often it changes
-    suspended_reason text
+    suspended_reason text,
+    search_path      text NOT NULL      -- of the definer; the query is evaluated under it where that matters
 );
 -- Two creations of one name; once there is a view, the server itself keeps names apart.
 CREATE UNIQUE INDEX ON headwater.stream_table (schema_name, table_name) WHERE relation IS NULL;
@@ -54,6 +55,7 @@ CREATE TABLE headwater.source (
     change_table    name,               -- in headwater_changes; null while nobody needs its changes
     capture_signature text              -- headwater.capture_signature() when its capture was installed
 );
+CREATE INDEX ON headwater.source (stream_table_id) WHERE stream_table_id IS NOT NULL;
 
 -- The columns that are captured: what the dependencies need, no less and no more.
 CREATE TABLE headwater.source_column (
@@ -139,6 +141,7 @@ CREATE TABLE headwater.refresh (
     predicted_ms    double precision     -- what the cost model expected
 );
 CREATE INDEX ON headwater.refresh (stream_table_id, id);
+CREATE INDEX ON headwater.refresh (finished_at);
 
 -- A refresh that runs outside the database, as other processes see it. Its row lives as long as it does: whoever
 -- started it holds the advisory lock (1214608, id) all the time, and a row without that lock is a dead job's.
@@ -239,7 +242,9 @@ CREATE UNLOGGED TABLE headwater.worker_jobs (
 );
 -- Numbers must not come back after a crash: who still works on a job would take another one for it.
 ALTER SEQUENCE headwater.worker_jobs_id_seq SET LOGGED;
-CREATE INDEX ON headwater.worker_jobs (id) WHERE status IN ('QUEUED', 'RUNNING');
+-- What a worker may claim; what waits inside a scheduler has that scheduler's worker_id.
+CREATE INDEX ON headwater.worker_jobs (id) WHERE status IN ('QUEUED', 'RECLAIMED') AND worker_id IS NULL;
+CREATE INDEX ON headwater.worker_jobs (worker_id) WHERE status = 'RUNNING';
 CREATE INDEX ON headwater.worker_jobs (finished_at);
 
 -- How the scheduler of this database does; one row, written once in a tick.
@@ -311,7 +316,7 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws(
     -- functions of users' own (16384 is the first oid that is not PostgreSQL's) that the queries call, and those that
     -- aggregates consist of
     (SELECT pg_catalog.string_agg(
-                pg_catalog.concat_ws(' ', p.oid, p.provolatile, p.prosrc, p.probin, p.prosqlbody, a.agginitval, a.aggtranstype,
+                pg_catalog.concat_ws(' ', p.oid, p.provolatile, p.proconfig, p.prosrc, p.probin, p.prosqlbody, a.agginitval, a.aggtranstype,
                     (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', q.oid, q.prosrc, q.probin, q.prosqlbody),
                                                   E'\n' ORDER BY q.oid)
                      FROM pg_catalog.pg_proc q
@@ -365,12 +370,124 @@ BEGIN
 END
 $$;
 
-CREATE VIEW headwater.stream_tables AS
+-- The name of each stream table: that of its view, or the one it had, if the view is gone.
+CREATE VIEW headwater.stream_table_name AS
 SELECT st.id,
        coalesce(n.nspname, st.schema_name) AS schema_name,
        coalesce(c.relname, st.table_name) AS table_name,
-       format('%I.%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)) AS stream_table,
-       st.status,
+       format('%I.%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)) AS stream_table
+FROM headwater.stream_table st
+LEFT JOIN pg_catalog.pg_class c ON c.oid = st.relation
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace;
+
+-- Sources whose changes are wanted and do not arrive: the change table is gone, or the four triggers do not all fire. The
+-- changes of a stream table are written by its refreshes, without triggers.
+CREATE VIEW headwater.uncaptured_source AS
+SELECT s.id, s.schema_name, s.table_name, s.stream_table_id
+FROM headwater.source s
+WHERE s.change_table IS NOT NULL
+  AND (NOT EXISTS (SELECT FROM pg_catalog.pg_class x
+                   WHERE x.relname = s.change_table AND x.relnamespace = to_regnamespace('headwater_changes'))
+       OR s.stream_table_id IS NULL AND 4 > (
+           SELECT count(*) FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
+           WHERE t.tgrelid = s.relation AND t.tgenabled IN ('O', 'A') AND p.proname = concat('capture_', s.relation)::name
+             AND p.pronamespace = to_regnamespace('headwater_changes')));
+
+-- The one place that decides whether a stream table has all its parts. Everything that shows or needs this reads it here.
+-- Each row costs a few lookups by index, however many stream tables there are. It calls no function of ours and looks up
+-- names in pg_class, so that whoever may read it needs no right on the schemas of storage and changes.
+--
+-- fault names the first part that is missing:
+--   source      relations that it reads are gone, and its definition with them
+--   definition  the view that holds its query is gone
+--   view        the view that users read is gone
+--   storage     the table with its rows is gone
+--   replaced    the view that users read does not read that table
+--   changes     the table of its changes, or of those of a stream table that it reads, is gone
+--   capture     the change table or capture triggers of a table that it reads are gone or disabled: a refresh puts them back
+CREATE VIEW headwater.health AS
+SELECT st.id AS stream_table_id,
+       CASE WHEN f.fault IS NULL THEN st.status ELSE 'broken' END AS status,
+       f.fault,
+       CASE f.fault
+           WHEN 'source' THEN format('%s, which it reads, was dropped', (
+               SELECT string_agg(format('%I.%I', s.schema_name, s.table_name), ', ' ORDER BY s.id)
+               FROM headwater.dependency d JOIN headwater.source s ON s.id = d.source_id
+               WHERE d.stream_table_id = st.id AND NOT EXISTS (SELECT FROM pg_catalog.pg_class x WHERE x.oid = s.relation)))
+           WHEN 'definition' THEN 'its definition was dropped, by itself or with something that its query uses'
+           WHEN 'view' THEN 'the view that shows it was dropped'
+           WHEN 'storage' THEN 'the table that stores its rows was dropped or renamed'
+           WHEN 'replaced' THEN 'the view that shows it was replaced and does not read its rows'
+           WHEN 'changes' THEN format('the table with the changes of %s was dropped', (
+               SELECT string_agg(format('%I.%I', u.schema_name, u.table_name), ', ' ORDER BY u.id)
+               FROM headwater.uncaptured_source u
+               WHERE u.stream_table_id = st.id OR u.stream_table_id IS NOT NULL AND u.id IN (
+                   SELECT d.source_id FROM headwater.dependency d WHERE d.stream_table_id = st.id)))
+           WHEN 'capture' THEN format('changes of %s are not captured: triggers or the change table were dropped or disabled', (
+               SELECT string_agg(format('%I.%I', u.schema_name, u.table_name), ', ' ORDER BY u.id)
+               FROM headwater.dependency d JOIN headwater.uncaptured_source u ON u.id = d.source_id
+               WHERE d.stream_table_id = st.id))
+           ELSE st.suspended_reason END AS reason,
+       CASE WHEN f.fault IS NOT NULL OR st.status = 'suspended' THEN concat_ws(', then ',
+           CASE f.fault
+               WHEN 'source' THEN (
+                   SELECT 'bring back ' || string_agg(format('%I.%I', s.schema_name, s.table_name), ', ' ORDER BY s.id)
+                   FROM headwater.dependency d JOIN headwater.source s ON s.id = d.source_id AND s.stream_table_id IS NULL
+                   WHERE d.stream_table_id = st.id
+                     AND NOT EXISTS (SELECT FROM pg_catalog.pg_class x JOIN pg_catalog.pg_namespace n ON n.oid = x.relnamespace
+                                     WHERE x.relname = s.table_name AND n.nspname = s.schema_name))
+               WHEN 'view' THEN (
+                   SELECT CASE WHEN n.oid IS NULL THEN format('CREATE SCHEMA %I', st.schema_name)
+                               WHEN x.oid IS NOT NULL
+                               THEN format('rename or drop what is called %I.%I now', st.schema_name, st.table_name) END
+                   FROM (SELECT) AS one
+                   LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = st.schema_name
+                   LEFT JOIN pg_catalog.pg_class x ON x.relname = st.table_name AND x.relnamespace = n.oid)
+           END,
+           CASE WHEN f.fault = 'definition' THEN 'headwater repair, which names what else is missing'
+                WHEN f.fault IS NOT NULL THEN 'headwater repair' END,
+           CASE WHEN st.status = 'suspended' THEN 'headwater resume ' || name.stream_table END)
+           || CASE WHEN f.fault IN ('source', 'definition', 'view') THEN '; or headwater drop ' || name.stream_table ELSE '' END
+       END AS remedy
+FROM headwater.stream_table st
+JOIN headwater.stream_table_name name ON name.id = st.id
+LEFT JOIN LATERAL (
+    SELECT CASE
+        WHEN st.status = 'initializing' THEN NULL
+        WHEN NOT EXISTS (
+            SELECT FROM pg_catalog.pg_class x
+            WHERE x.relnamespace = to_regnamespace('headwater_defs') AND x.relkind = 'v'
+              AND x.relname >= concat('def_', st.id)::name AND x.relname < concat('def_', st.id, '!')::name)
+        THEN CASE WHEN EXISTS (
+                 SELECT FROM headwater.dependency d JOIN headwater.source s ON s.id = d.source_id
+                 WHERE d.stream_table_id = st.id AND NOT EXISTS (SELECT FROM pg_catalog.pg_class x WHERE x.oid = s.relation))
+             THEN 'source' ELSE 'definition' END
+        WHEN NOT EXISTS (SELECT FROM pg_catalog.pg_class x WHERE x.oid = st.relation) THEN 'view'
+        WHEN NOT EXISTS (
+            SELECT FROM pg_catalog.pg_class x
+            WHERE x.relname = concat('st_', st.id)::name AND x.relnamespace = to_regnamespace('headwater_data')) THEN 'storage'
+        WHEN NOT EXISTS (
+            SELECT FROM pg_catalog.pg_rewrite r
+            JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_rewrite'::regclass AND d.objid = r.oid
+                                       AND d.refclassid = 'pg_catalog.pg_class'::regclass
+            JOIN pg_catalog.pg_class x ON x.oid = d.refobjid
+            WHERE r.ev_class = st.relation
+              AND x.relname = concat('st_', st.id)::name AND x.relnamespace = to_regnamespace('headwater_data')) THEN 'replaced'
+        WHEN EXISTS (SELECT FROM headwater.uncaptured_source u WHERE u.stream_table_id = st.id) THEN 'changes'
+        WHEN st.mode = 'differential' THEN (
+            SELECT CASE WHEN bool_or(u.stream_table_id IS NOT NULL) THEN 'changes' WHEN count(*) > 0 THEN 'capture' END
+            FROM headwater.dependency d JOIN headwater.uncaptured_source u ON u.id = d.source_id
+            WHERE d.stream_table_id = st.id)
+    END AS fault
+    OFFSET 0
+) f ON true;
+
+CREATE VIEW headwater.stream_tables AS
+SELECT st.id,
+       name.schema_name,
+       name.table_name,
+       name.stream_table,
+       h.status,
        st.mode,
        st.requested_mode,
        st.engine,
@@ -384,10 +501,12 @@ SELECT st.id,
        extract(epoch FROM r.finished_at - r.started_at) * 1000 AS last_refresh_ms,
        st.created_at,
        st.tier,
-       st.suspended_reason
+       st.suspended_reason,
+       h.reason AS status_reason,
+       h.remedy
 FROM headwater.stream_table st
-LEFT JOIN pg_catalog.pg_class c ON c.oid = st.relation
-LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN headwater.stream_table_name name ON name.id = st.id
+JOIN headwater.health h ON h.stream_table_id = st.id
 LEFT JOIN headwater.frontier f ON f.stream_table_id = st.id AND f.node = 0
 LEFT JOIN LATERAL (
     SELECT started_at, finished_at, action FROM headwater.refresh
@@ -418,7 +537,7 @@ SELECT r.id,
        r.bytes_out,
        r.predicted_ms
 FROM headwater.refresh r
-JOIN headwater.stream_tables st ON st.id = r.stream_table_id;
+JOIN headwater.stream_table_name st ON st.id = r.stream_table_id;
 
 -- Jobs whose process lives, and refreshes inside the database, which are told by the name of their transaction.
 CREATE VIEW headwater.running_jobs AS
@@ -448,7 +567,7 @@ SELECT j.id,
        j.ui,
        j.cancel_requested_at IS NOT NULL AS cancel_requested
 FROM job j
-JOIN headwater.stream_tables st ON st.id = j.stream_table_id
+JOIN headwater.stream_table_name st ON st.id = j.stream_table_id
 UNION ALL
 SELECT NULL,
        st.stream_table,
@@ -462,7 +581,7 @@ SELECT NULL,
        coalesce(a.client_hostname, host(a.client_addr)),
        NULL, NULL, false
 FROM pg_catalog.pg_stat_activity a
-JOIN headwater.stream_tables st
+JOIN headwater.stream_table_name st
   ON st.id = substring(a.application_name FROM '^headwater refresh (\d{1,18})$')::bigint
 WHERE a.datname = current_database() AND a.xact_start IS NOT NULL
   AND NOT EXISTS (SELECT FROM job j WHERE j.coordinator = a.pid AND j.stream_table_id = st.id);
@@ -477,7 +596,7 @@ SELECT c.name AS consumer,
        c.last_seen_at
 FROM headwater.consumer c
 JOIN headwater.source s ON s.id = c.source_id
-JOIN headwater.stream_tables st ON st.id = s.stream_table_id;
+JOIN headwater.stream_table_name st ON st.id = s.stream_table_id;
 
 -- What is set for this database, by the name that users look for.
 CREATE VIEW headwater.settings AS SELECT name, value, changed_at, changed_by FROM headwater.setting;
@@ -491,6 +610,8 @@ CREATE TABLE headwater.refresh_total (
     delta_rows      bigint NOT NULL     -- change rows that deltas took in
 ) WITH (fillfactor = 50);
 CREATE INDEX ON headwater.refresh (stream_table_id, id) WHERE status = 'failed';
+-- What computing everything took, among many deltas.
+CREATE INDEX ON headwater.refresh (stream_table_id, id) WHERE status = 'completed' AND action IN ('load', 'recompute');
 
 -- Which transactions there were at which time, once in a second while a scheduler ticks and for an hour: change rows
 -- name their transaction, not their time.
@@ -503,7 +624,7 @@ CREATE INDEX ON headwater.moment (xid);
 CREATE FUNCTION headwater.note_moment() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF coalesce((SELECT max(at) FROM headwater.moment) < clock_timestamp() - interval '1 second', true) THEN
-        DELETE FROM headwater.moment WHERE at < clock_timestamp() - interval '1 hour';
+        DELETE FROM headwater.moment WHERE at < statement_timestamp() - interval '1 hour';  -- stable, so by index
         INSERT INTO headwater.moment VALUES (clock_timestamp(), pg_snapshot_xmax(pg_current_snapshot()))
         ON CONFLICT DO NOTHING;
     END IF;
@@ -661,7 +782,8 @@ SELECT st.id AS stream_table_id,
        greatest(0, coalesce(extract(epoch FROM clock_timestamp() - l.behind_since) * 1000, 0))::double precision
            AS current_lag_estimate_ms,
        e.error AS last_error,
-       e.finished_at AS last_error_at
+       e.finished_at AS last_error_at,
+       st.status
 FROM headwater.stream_tables st
 LEFT JOIN headwater.refresh_total t ON t.stream_table_id = st.id
 LEFT JOIN headwater.lags() l ON l.stream_table_id = st.id
@@ -706,8 +828,8 @@ SELECT j.id, coalesce(st.stream_table, '(dropped)'), j.status, j.engine, j.worke
        extract(epoch FROM coalesce(j.finished_at, clock_timestamp()) - j.started_at) * 1000,
        j.attempt, j.error
 FROM headwater.worker_jobs j
-LEFT JOIN headwater.stream_tables st ON st.id = j.stream_table_id
-WHERE j.finished_at >= clock_timestamp() - seconds * interval '1 second' OR j.finished_at IS NULL
+LEFT JOIN headwater.stream_table_name st ON st.id = j.stream_table_id
+WHERE j.finished_at >= statement_timestamp() - seconds * interval '1 second' OR j.finished_at IS NULL  -- stable, so by index
 ORDER BY j.id DESC
 $$;
 
@@ -730,24 +852,84 @@ WITH RECURSIVE wanted(id, allowed) AS (
 SELECT id, min(allowed) FROM wanted GROUP BY id
 $$;
 
+CREATE TABLE headwater.audit (
+    stream_table_id bigint PRIMARY KEY REFERENCES headwater.stream_table ON DELETE CASCADE,
+    load_check      text,               -- how its rows were compared with its query when they were last loaded
+    started_at      timestamptz,        -- of the audit that is under way
+    slice           integer NOT NULL DEFAULT 0,  -- slices of it that were compared
+    slice_column    name,               -- by whose values it is sliced
+    after           text,               -- the greatest value in these
+    audited_at      timestamptz,        -- the end of the last audit
+    result          text,               -- what it found
+    slices          integer             -- how many it took
+);
+
+-- A stream table, or what its plan computes, differed from its query. Until its definition or the version of Headwater is
+-- another one, it is recomputed at each refresh.
+CREATE TABLE headwater.incident (
+    id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    stream_table_id bigint REFERENCES headwater.stream_table ON DELETE SET NULL,
+    stream_table    text NOT NULL,
+    found_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    found_by        text NOT NULL CHECK (found_by IN ('load', 'refresh', 'audit')),
+    reason          text NOT NULL,
+    columns         text[] NOT NULL,
+    missing_count   bigint NOT NULL,    -- rows that the query gives and that were not there
+    surplus_count   bigint NOT NULL,    -- rows that were there and that the query does not give
+    missing         jsonb NOT NULL,     -- some of them
+    surplus         jsonb NOT NULL,
+    changes         jsonb NOT NULL,     -- by source, some of the change rows that were still there
+    query           text NOT NULL,      -- as the server wrote it
+    plan            text NOT NULL,      -- the SQL by which the plan computes all rows
+    fingerprint     text NOT NULL,      -- of the definition
+    version         text NOT NULL,      -- of Headwater
+    server_version  text NOT NULL,
+    released_at     timestamptz         -- since when it is no longer recomputed for this
+);
+CREATE INDEX ON headwater.incident (stream_table_id) WHERE released_at IS NULL;
+
+CREATE VIEW headwater.audits AS
+SELECT i.id,
+       coalesce(st.stream_table, i.stream_table) AS stream_table,
+       i.found_at,
+       i.found_by,
+       i.reason,
+       CASE WHEN st.id IS NULL THEN 'dropped' WHEN i.released_at IS NULL THEN 'held' ELSE 'released' END AS status,
+       i.missing_count,
+       i.surplus_count,
+       i.columns,
+       i.missing,
+       i.surplus,
+       i.changes,
+       i.query,
+       i.plan,
+       i.version,
+       i.server_version,
+       i.released_at
+FROM headwater.incident i
+LEFT JOIN headwater.stream_tables st ON st.id = i.stream_table_id;
+
 CREATE FUNCTION headwater.health_summary(
     OUT total_stream_tables bigint, OUT active_count bigint, OUT error_count bigint, OUT suspended_count bigint,
     OUT stale_count bigint, OUT scheduler_status text, OUT plan_cache_hit_rate double precision,
-    OUT oldest_unconsumed_change timestamptz
+    OUT oldest_unconsumed_change timestamptz, OUT broken_count bigint, OUT incident_count bigint
 ) RETURNS record
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 SELECT count(*),
-       count(*) FILTER (WHERE st.status = 'active'),
-       count(*) FILTER (WHERE last.status = 'failed'),
-       count(*) FILTER (WHERE st.status = 'suspended'),
+       count(*) FILTER (WHERE h.status = 'active'),
+       count(*) FILTER (WHERE h.status = 'broken' OR last.status = 'failed'),
+       count(*) FILTER (WHERE h.status = 'suspended'),
        -- the moments are a second apart, and the refresh that ends the waiting takes its time
        count(*) FILTER (WHERE clock_timestamp() - l.waiting_since
                               > d.allowed + interval '2 seconds' + coalesce(last.finished_at - last.started_at, '0')),
        headwater.scheduler_status(),
        (SELECT s.plan_cache_hits::double precision / nullif(s.plan_cache_hits + s.plan_cache_misses, 0)
         FROM headwater.scheduler s),
-       min(l.waiting_since) FILTER (WHERE st.mode = 'differential')
+       min(l.waiting_since) FILTER (WHERE st.mode = 'differential'),
+       count(*) FILTER (WHERE h.status = 'broken'),
+       (SELECT count(*) FROM headwater.incident i WHERE i.released_at IS NULL AND i.stream_table_id IS NOT NULL)
 FROM headwater.stream_table st
+JOIN headwater.health h ON h.stream_table_id = st.id
 LEFT JOIN headwater.lags() l ON l.stream_table_id = st.id
 LEFT JOIN headwater.deadlines() d ON d.stream_table_id = st.id
 LEFT JOIN LATERAL (SELECT r.status, r.started_at, r.finished_at FROM headwater.refresh r
@@ -781,7 +963,8 @@ BEGIN
                pg_table_size(c.oid) AS bytes, pg_relation_size(c.oid) AS main_bytes, since.at,
                array(SELECT st.stream_table
                      FROM headwater.dependency d
-                     JOIN headwater.stream_tables st ON st.id = d.stream_table_id AND st.mode = 'differential'
+                     JOIN headwater.stream_table_name st ON st.id = d.stream_table_id
+                     JOIN headwater.stream_table i ON i.id = d.stream_table_id AND i.mode = 'differential'
                      WHERE d.source_id = s.id
                    UNION ALL
                      SELECT o.name FROM headwater.consumer o WHERE o.source_id = s.id
@@ -873,7 +1056,7 @@ BEGIN
     PERFORM set_config('search_path', path, true);
     schemas := pg_catalog.current_schemas(false);
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    RETURN (SELECT st.id FROM headwater.stream_tables st
+    RETURN (SELECT st.id FROM headwater.stream_table_name st
             WHERE st.table_name = parts[cardinality(parts)] AND cardinality(parts) <= 2
               AND CASE WHEN cardinality(parts) = 2 THEN st.schema_name = parts[1]
                        ELSE st.schema_name = ANY (schemas) END
@@ -1295,9 +1478,13 @@ REVOKE EXECUTE ON ROUTINE
 FROM PUBLIC;
 GRANT USAGE ON SCHEMA headwater TO pg_monitor;
 GRANT SELECT ON
-    headwater.stream_tables, headwater.refresh_history, headwater.running_jobs, headwater.consumers, headwater.requests,
-    headwater.pg_stat_headwater
+    headwater.stream_tables, headwater.health, headwater.refresh_history, headwater.running_jobs, headwater.consumers,
+    headwater.requests, headwater.pg_stat_headwater
 TO pg_monitor;
+-- but for the columns with rows of users' tables
+GRANT SELECT (id, stream_table, found_at, found_by, reason, status, missing_count, surplus_count, columns, query, plan, version,
+              server_version, released_at)
+ON headwater.audits TO pg_monitor;
 GRANT EXECUTE ON ROUTINE
     headwater.lags, headwater.worker_pool_status, headwater.parallel_job_status, headwater.health_summary,
     headwater.change_buffer_sizes, headwater.dependency_tree, headwater.recommend_refresh_mode, headwater.request_status

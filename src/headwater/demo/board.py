@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
+from headwater.catalog.history import HistoryEntry
 from headwater.demo.shop import EXAMPLES, Example, Written
-from headwater.history import HistoryEntry
-from headwater.monitor import StreamTableStatus
-from headwater.overview import ServiceStatus
-from headwater.verify import Verification
+from headwater.inspect.overview import ServiceStatus
+from headwater.inspect.status import StreamTableStatus
+from headwater.inspect.verify import Verification
 
 
 @dataclass

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from headwater.demo.board import Board, Row
 from headwater.demo.shop import SCHEMA
-from headwater.verify import Verification
+from headwater.inspect.verify import Verification
 
 WIDE, WIDER = 84, 108
 TALL = 30

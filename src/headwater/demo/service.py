@@ -8,8 +8,8 @@ import tempfile
 from types import TracebackType
 from typing import Self
 
-from headwater.attached import Attached
-from headwater.secrets import masked
+from headwater.util.child_process import Attached
+from headwater.util.redact import masked
 
 STOPPING_SECONDS = 60.0
 SHOWN_LINES = 5

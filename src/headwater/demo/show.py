@@ -27,9 +27,8 @@ from psycopg import sql
 from rich.console import Console
 from rich.live import Live
 
-from headwater import overview
 from headwater.api import Headwater, connect
-from headwater.catalog import EngineName
+from headwater.catalog.stream_tables import EngineName
 from headwater.config import Settings
 from headwater.db.connection import Connection, one, translated
 from headwater.demo import screen
@@ -38,6 +37,7 @@ from headwater.demo.service import Service
 from headwater.demo.shop import EXAMPLES, ITEMS, ORDERS, SCHEMA, VIEWS, Shop, Written, connect_writer
 from headwater.embedded import Server, find_installation
 from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound
+from headwater.inspect import overview
 
 TRANSACTIONS_PER_SECOND = 40
 VERIFY_PAUSE = 0.25

@@ -13,16 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from headwater.db.work import Scratch
-from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
+from headwater.db.scratch import Scratch
 from headwater.plan.render import Staged
-
-OF_EXPRESSIONS = ("21", "22", "23", "2F", "38", "39", "P0")
-"""Classes of SQLSTATEs that evaluating an expression gives, users' functions and domains included.
-
-An engine that evaluates an expression for more rows than the query does, or reads a value back, may meet one
-where the query itself does not.
-"""
+from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 
 
 class Inexact(Exception):

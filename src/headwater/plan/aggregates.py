@@ -17,12 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from sqlglot import exp
-
-from headwater.plan.dialect import identifier
 from headwater.plan.operators import Aggregate, Call, ColumnType
+from headwater.plan.quoting import identifier
 from headwater.plan.scale import fixed_scale
-from headwater.plan.scope import is_row
 
 ROW_COUNT = "__hw_count"
 NON_FINITE = "'{NaN,Infinity,-Infinity}'::numeric[]"
@@ -110,7 +107,7 @@ def obstacle(call: Call, types: Mapping[str, ColumnType]) -> str | None:
         return f"{call.function} has no state that deltas can be added to"
     if call.distinct:
         return f"{call.function}(DISTINCT …) needs the values themselves"
-    if any(is_row(node) for node in call.sql.walk()):
+    if call.of_rows:
         return f"{call.function} of a row has no state that deltas can be added to"
     if call.ordered or len(call.arguments) > 1:
         return f"{call.function} with ORDER BY or several arguments has no state that deltas can be added to"
@@ -124,7 +121,7 @@ def obstacle(call: Call, types: Mapping[str, ColumnType]) -> str | None:
             return f"{call.function} over {kind.sql} has no state that deltas can be added to"
     if call.function in ("min", "max") and not call.arguments:
         return f"{call.function} of a constant has no column to look at"
-    if call.function == "count" and not call.arguments and call.sql.find(exp.Star) is None:
+    if call.function == "count" and not call.arguments and not call.star:
         return "count of a constant has no column to look at"
     return None
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from sqlglot import exp
-
-from headwater.plan.dialect import render
+from headwater.plan.expression import ColumnRef as Reference
+from headwater.plan.expression import Expression, column
 from headwater.plan.operators import (
     CORE,
     Aggregate,
@@ -39,10 +38,10 @@ def lineage(root: Query) -> Lineage:
                 call.name: {*call.arguments, *([call.filter] if call.filter else [])} for call in root.calls
             }
 
-            def through(trees: Iterable[exp.Expression]) -> set[ColumnRef]:
-                names = {column.name for tree in trees for column in tree.find_all(exp.Column)}
+            def through(trees: Iterable[Expression]) -> set[ColumnRef]:
+                names = {found.name for tree in trees for found in tree.references}
                 inputs = {name for reference in names for name in calls.get(reference, {reference})}
-                return {column for name in inputs for column in rows.get(name, set())}
+                return {found for name in inputs for found in rows.get(name, set())}
 
             result: Lineage = {output.name: through([output.expression]) for output in root.outputs}
             deciding = {column for key in root.keys for column in rows.get(key, set())}
@@ -78,7 +77,8 @@ def lineage(root: Query) -> Lineage:
             below = _inputs([(CORE, root.core), *((lookup.name, lookup.node) for lookup in root.lookups)])
             result = {None: _everything(below)}
             for shown in root.outputs:
-                plain = isinstance(shown.expression, exp.Column) and shown.expression.table in below
+                own = shown.expression.column
+                plain = own is not None and own.alias in below
                 result[shown.name] = _columns(below, [shown.expression]) if plain else set(result[None])
             return result
 
@@ -106,12 +106,12 @@ def _everything(below: Mapping[str, Lineage]) -> set[ColumnRef]:
     return {column for each in below.values() for columns in each.values() for column in columns}
 
 
-def _columns(below: Mapping[str, Lineage], trees: Iterable[exp.Expression]) -> set[ColumnRef]:
+def _columns(below: Mapping[str, Lineage], trees: Iterable[Expression]) -> set[ColumnRef]:
     return {
-        reference
+        source
         for tree in trees
-        for column in tree.find_all(exp.Column)
-        for reference in below.get(column.table, {}).get(column.name, set())
+        for found in tree.references
+        for source in below.get(found.alias, {}).get(found.name, set())
     }
 
 
@@ -124,12 +124,12 @@ def _described(node: Node) -> str:
     match node:
         case Scan():
             columns = (node.source.column(name) for name in node.columns)
-            listed = [f"{column.attnum} {column.type.sql} {column.expression}" for column in columns]
+            listed = [f"{found.attnum} {found.type.sql} {found.expression}" for found in columns]
             return f"scan({node.source.relation}: {', '.join(listed)})"
         case Constant():
             return f"constant({node.sql})"
         case Expansion():
-            return f"expansion({render(node.sql)}, {node.columns}, {node.ordinality})"
+            return f"expansion({node.sql.text}, {node.columns})"
         case UnionAll():
             return f"union({', '.join(_described(branch) for branch in node.branches)})"
         case Select():
@@ -138,30 +138,32 @@ def _described(node: Node) -> str:
             outputs = [f"{out.name}={_numbered(node.inputs, out.expression)}" for out in node.outputs]
             return f"select({inputs}, {predicates}, {outputs})"
         case Aggregate():
-            calls = [f"{call.name}={render(call.sql)}" for call in node.calls]
-            outputs = [f"{out.name}={render(out.expression)}" for out in node.outputs]
-            having = render(node.having) if node.having is not None else ""
+            calls = [f"{call.name}={call.text}" for call in node.calls]
+            outputs = [f"{out.name}={out.text}" for out in node.outputs]
+            having = node.having_sql or ""
             return f"aggregate({_described(node.input)}, {node.keys}, {calls}, {having}, {outputs})"
         case Keyed():
             inputs = [f"{item.alias}={_described(item.node)}" for item in node.inputs]
-            return f"keyed({inputs}, {node.keys}, {render(node.sql)})"
+            return f"keyed({inputs}, {node.keys}, {node.text})"
         case Apply():
             lookups = [f"{item.name}={_described(item.node)}" for item in node.lookups]
             joins = [
-                f"{item.alias}={render(item.item)} {render(item.condition) if item.condition else ''}"
+                f"{item.alias}={item.item.text} {item.condition.text if item.condition else ''}"
                 for item in node.joins
             ]
-            predicates = [render(predicate) for predicate in node.predicates]
-            outputs = [f"{out.name}={render(out.expression)}" for out in node.outputs]
+            predicates = list(node.predicate_sql)
+            outputs = [f"{out.name}={out.text}" for out in node.outputs]
             return f"apply({_described(node.core)}, {lookups}, {joins}, {predicates}, {outputs})"
 
 
-def _numbered(inputs: tuple[Input, ...], tree: exp.Expression) -> str:
+def _numbered(inputs: tuple[Input, ...], tree: Expression) -> str:
     """An expression in which the columns of sources stand by their numbers."""
-    copy = exp.Paren(this=tree.copy())
     nodes = {item.alias: item.node for item in inputs}
-    for column in copy.find_all(exp.Column):
-        node = nodes.get(column.table)
-        if isinstance(node, Scan):
-            column.set("this", exp.to_identifier(f"c{node.source.column(column.name).attnum}", quoted=True))
-    return render(copy)
+
+    def numbered(found: Reference) -> Expression | None:
+        node = nodes.get(found.alias)
+        if not isinstance(node, Scan):
+            return None
+        return column(f"c{node.source.column(found.name).attnum}", found.alias)
+
+    return tree.mapped(numbered).text

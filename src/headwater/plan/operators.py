@@ -1,7 +1,6 @@
 """The operators of a plan: immutable nouns with typed columns.
 
-An expression is a sqlglot tree whose column references are always qualified by the alias of an input. Trees
-are never changed in place; who wants another one copies it first.
+The columns that an expression refers to are always qualified by the alias of an input.
 """
 
 from __future__ import annotations
@@ -11,15 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from sqlglot import exp
-
-from headwater.plan.dialect import identifier, render
+from headwater.plan.expression import Expression
+from headwater.plan.quoting import identifier
+from headwater.plan.syntax import query_text
 
 SourceKind = Literal["table", "stream_table", "kept"]
-
-
-class Unsupported(Exception):
-    """A construct that no delta rule covers; the message is the reason a user reads."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +76,12 @@ class Output:
     """A named column of a node and the expression that makes it."""
 
     name: str
-    expression: exp.Expression = field(hash=False)
+    expression: Expression = field(hash=False)
 
-    @cached_property
+    @property
     def text(self) -> str:
-        """The expression as SQL; as all such texts made once, for every refresh needs it."""
-        return render(self.expression)
+        """The expression as SQL."""
+        return self.expression.text
 
 
 @dataclass(frozen=True)
@@ -117,9 +112,8 @@ class Constant:
 class Expansion:
     """A set-returning function in FROM: for each row of the inputs before it, rows made from it."""
 
-    sql: exp.Expression = field(hash=False)
+    sql: Expression = field(hash=False)  # the FROM item without its alias
     columns: tuple[str, ...]
-    ordinality: bool = False
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -139,7 +133,7 @@ class Select:
     """Inner and cross joins, filter and projection in one block: bilinear in its inputs, linear in each."""
 
     inputs: tuple[Input, ...]
-    predicates: tuple[exp.Expression, ...] = field(hash=False)
+    predicates: tuple[Expression, ...] = field(hash=False)
     outputs: tuple[Output, ...]
     expands: bool = False  # a set-returning function among the outputs makes several rows of one
 
@@ -154,7 +148,7 @@ class Select:
 
     @cached_property
     def predicate_sql(self) -> tuple[str, ...]:
-        return tuple(render(predicate) for predicate in self.predicates)
+        return tuple(predicate.text for predicate in self.predicates)
 
 
 @dataclass(frozen=True)
@@ -175,15 +169,17 @@ class Call:
     name: str  # column name in the aggregate's result
     function: str  # lower case, without schema
     builtin: bool
-    sql: exp.Expression = field(hash=False)  # the call as written, over the input's columns
+    sql: Expression = field(hash=False)  # the call as written, over the input's columns
     arguments: tuple[str, ...]  # input columns it reads
     distinct: bool = False
     ordered: bool = False
+    star: bool = False  # count(*)
+    of_rows: bool = False  # an argument puts a row together
     filter: str | None = None  # input column that holds the FILTER condition
 
-    @cached_property
+    @property
     def text(self) -> str:
-        return render(self.sql)
+        return self.sql.text
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,7 @@ class Aggregate:
     input: Query
     keys: tuple[str, ...]  # columns of the input
     calls: tuple[Call, ...]
-    having: exp.Expression | None = field(hash=False)
+    having: Expression | None = field(hash=False)
     outputs: tuple[Output, ...]
     distinct: bool = False  # written as DISTINCT or UNION rather than as GROUP BY
 
@@ -206,7 +202,7 @@ class Aggregate:
 
     @cached_property
     def having_sql(self) -> str | None:
-        return render(self.having) if self.having is not None else None
+        return self.having.text if self.having is not None else None
 
 
 @dataclass(frozen=True)
@@ -220,7 +216,7 @@ class Keyed:
     what: str  # for people
     inputs: tuple[Input, ...]  # each stands in `sql` as a table named by its alias
     keys: tuple[tuple[str, ...], ...]  # for each input the columns of the key, in one order
-    sql: exp.Expression = field(hash=False)
+    sql: Expression = field(hash=False)  # a query
     columns: tuple[str, ...]
     passed: tuple[tuple[str, str], ...] = ()  # outputs that show a column of the only input as it is
 
@@ -230,7 +226,7 @@ class Keyed:
 
     @cached_property
     def text(self) -> str:
-        return render(self.sql)
+        return query_text(self.sql.node.select_stmt)
 
 
 @dataclass(frozen=True)
@@ -239,13 +235,13 @@ class Lookup:
 
     name: str  # by which expressions refer to it as a table
     node: Query
-    conditions: tuple[exp.Expression, ...] = field(hash=False)  # over its columns and those of the core
+    conditions: tuple[Expression, ...] = field(hash=False)  # over its columns and those of the core
     equals: tuple[tuple[str, str], ...] = ()  # of these the equalities: its column, the core's column
     exempt: bool = False  # rows that meet no condition matter too, as NULLs do to NOT IN
 
     @cached_property
     def condition_sql(self) -> tuple[str, ...]:
-        return tuple(render(condition) for condition in self.conditions)
+        return tuple(condition.text for condition in self.conditions)
 
 
 @dataclass(frozen=True)
@@ -253,17 +249,17 @@ class Joined:
     """A FROM item after the core: a lookup outer-joined, or a subquery or function that reads the core."""
 
     alias: str
-    item: exp.Expression = field(hash=False)
-    condition: exp.Expression | None = field(hash=False)  # of a LEFT JOIN; None for a cross join
+    item: Expression = field(hash=False)  # a table, or a query
+    condition: Expression | None = field(hash=False)  # of a LEFT JOIN; None for a cross join
 
     @cached_property
     def text(self) -> str:
         """The item with how it is joined."""
-        lateral = "" if isinstance(self.item, exp.Table) else "LATERAL "
-        item = f"{lateral}{render(self.item)} AS {identifier(self.alias)}"
+        lateral = "" if self.item.is_table else "LATERAL "
+        item = f"{lateral}{self.item.text} AS {identifier(self.alias)}"
         if self.condition is None:
             return f"CROSS JOIN {item}"
-        return f"LEFT JOIN {item} ON {render(self.condition)}"
+        return f"LEFT JOIN {item} ON {self.condition.text}"
 
 
 CORE = "l"
@@ -281,7 +277,7 @@ class Apply:
     core: Query
     lookups: tuple[Lookup, ...]
     joins: tuple[Joined, ...]
-    predicates: tuple[exp.Expression, ...] = field(hash=False)
+    predicates: tuple[Expression, ...] = field(hash=False)
     outputs: tuple[Output, ...]
 
     @property
@@ -290,7 +286,7 @@ class Apply:
 
     @cached_property
     def predicate_sql(self) -> tuple[str, ...]:
-        return tuple(render(predicate) for predicate in self.predicates)
+        return tuple(predicate.text for predicate in self.predicates)
 
 
 Query = Select | UnionAll | Aggregate | Keyed | Apply
@@ -336,6 +332,30 @@ def with_children(node: Node, found: Sequence[Node]) -> Node:
 def _query(node: Node) -> Query:
     assert not isinstance(node, Scan | Constant | Expansion)
     return node
+
+
+def expressions(node: Node) -> Iterator[Expression]:
+    """Every expression of a node and of those below it."""
+    match node:
+        case Select():
+            yield from (*node.predicates, *(output.expression for output in node.outputs))
+        case Aggregate():
+            yield from (call.sql for call in node.calls)
+            yield from (output.expression for output in node.outputs)
+            if node.having is not None:
+                yield node.having
+        case Keyed() | Expansion():
+            yield node.sql
+        case Apply():
+            yield from (*node.predicates, *(output.expression for output in node.outputs))
+            for joined in node.joins:
+                yield joined.item
+                if joined.condition is not None:
+                    yield joined.condition
+            for lookup in node.lookups:
+                yield from lookup.conditions
+    for child in children(node):
+        yield from expressions(child)
 
 
 def scans(node: Node) -> Iterator[Scan]:

@@ -9,10 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sqlglot import exp
-
-from headwater.plan.dialect import identifier, render
-from headwater.plan.differentiate import Term, Version, terms
 from headwater.plan.operators import (
     CORE,
     Aggregate,
@@ -32,7 +28,9 @@ from headwater.plan.operators import (
     UnionAll,
     children,
 )
-from headwater.plan.reach import aliases_of, can_restrict, core_column, grouping_column, path_to
+from headwater.plan.quoting import identifier
+from headwater.plan.semijoin import can_restrict, core_column, grouping_column, path_to, type_of
+from headwater.plan.terms import Term, Version, terms
 
 WEIGHT = "__hw_w"
 HASH = "__hw_hash"
@@ -99,13 +97,20 @@ class Staged:
 ANY_TYPE = ColumnType("", "")
 """Of a key that is compared by `=` as the query wrote it, whatever its type."""
 
+UNKNOWN_TYPE = replace(ANY_TYPE, groupable=False)
+"""Of a key that is compared as GROUP BY does, whatever its type.
+
+It is compared within arrays, where `=` of the type's default operator class decides, and NULLs are equal.
+"""
+
 
 @dataclass(frozen=True)
 class KeyFilter:
     """Restricts rows to those whose keys are in a table of distinct keys.
 
     Plain equality finds every key without a NULL and lets the server use indexes and hashes. Keys with a
-    NULL are compared null-safely, in a branch of its own that runs only if the table holds any.
+    NULL are found by their hash and compared null-safely, in a branch of its own that runs only if the table
+    holds any. The table of keys that may have a NULL says of each whether it does, and has its hash.
     """
 
     table: str
@@ -114,6 +119,7 @@ class KeyFilter:
     columns: tuple[str, ...] = ()  # those of the restricted node that hold the keys, if named otherwise
     exists: bool = False  # keys need not be distinct, and rows need not come once for each
     first: bool = False  # they are few, and the server is to begin with them
+    hashed: bool = True  # the table has the hash of each key
 
     def branches(self) -> tuple[KeyFilter, ...]:
         if not self.null_safe and any(key.nullable for key in self.keys):
@@ -125,11 +131,25 @@ class KeyFilter:
         return list(zip(self.columns or [key.name for key in self.keys], self.keys, strict=True))
 
     def predicates(self, expressions: Mapping[str, str]) -> list[str]:
-        compare = null_safe_equal if self.null_safe else equal
-        found = [compare(f"({expressions[name]})", f"kk.{key.sql}", key.type) for name, key in self.named()]
-        if self.null_safe:
-            found += [f"kk.{HAS_NULL}", f"(SELECT bool_or(kn.{HAS_NULL}) FROM {self.table} AS kn)"]
-        return found
+        sides = [(f"({expressions[name]})", f"kk.{key.sql}", key.type) for name, key in self.named()]
+        if not self.null_safe:
+            return [equal(*side) for side in sides]
+        nulls = [is_null(own) for (own, _, _), key in zip(sides, self.keys, strict=True) if key.nullable]
+        return [
+            *([f"({' OR '.join(nulls)})"] if nulls else []),
+            *self._matched(sides),
+            f"kk.{HAS_NULL}",
+            f"(SELECT bool_or(kn.{HAS_NULL}) FROM {self.table} AS kn)",
+        ]
+
+    def _matched(self, sides: Sequence[tuple[str, str, ColumnType]]) -> list[str]:
+        """Null-safe equality of keys in a form by which the server can join, and estimates how many match."""
+        own_hash = hash_sql([hashable(f"{own}::{kind.sql}", kind) for own, _, kind in sides])
+        hashes = hash_sql([hashable(theirs, kind) for _, theirs, kind in sides])
+        return [
+            f"{own_hash} = {f'kk.{HASH}' if self.hashed else hashes}",
+            rechecked(null_safe_equal(*side) for side in sides),
+        ]
 
     def condition(self, expressions: Mapping[str, str]) -> str:
         """As a condition on a row."""
@@ -145,16 +165,29 @@ class KeyFilter:
             keys=tuple(replace(key, nullable=False) for _, key in pairs),
             columns=tuple(inner for inner, _ in pairs),
             exists=True,
+            hashed=False,  # for its hash is one of all keys
         )
 
 
 def equal(left: str, right: str, kind: ColumnType) -> str:
+    if kind == UNKNOWN_TYPE:
+        return f"ARRAY[{left}] {kind.equality} ARRAY[{right}]"
     return f"{left} {kind.equality} {right}"
 
 
 def null_safe_equal(left: str, right: str, kind: ColumnType) -> str:
     """IS NOT DISTINCT FROM with the operator of the type's own operator class."""
     return f"({equal(left, right, kind)} OR ({is_null(left)} AND {is_null(right)}))"
+
+
+def rechecked(conditions: Iterable[str]) -> str:
+    """Conditions that hold for nearly all pairs of rows whose hashes are equal.
+
+    The server would multiply their selectivities with that of the hash, expect no more than one row, and
+    join what comes after it in a nested loop. It does not look into a CASE, and expects half of the rows to
+    pass.
+    """
+    return f"CASE WHEN {' AND '.join(conditions)} THEN true ELSE false END"
 
 
 def is_null(value: str) -> str:
@@ -258,7 +291,12 @@ def _keyed_filter(node: Keyed, number: int, key_filter: KeyFilter | None) -> Key
     nulls = " OR ".join(is_null(f"k.{identifier(name)}") for name in node.keys[0])
     rows = now_sql(_query(node.inputs[0]), own)
     table = f"(SELECT DISTINCT {listed}, {nulls} AS {HAS_NULL} FROM (\n{rows}\n) AS k)"
-    return KeyFilter(table, tuple(Column(name, ANY_TYPE) for name in node.keys[0]), exists=True)
+    item = node.inputs[0].node
+    known = [(name, kind) for name in node.keys[0] if (kind := type_of(item, name)) is not None]
+    if len(known) == len(node.keys[0]):
+        return KeyFilter(table, tuple(Column(*key) for key in known), exists=True, hashed=False)
+    keys = tuple(Column(name, UNKNOWN_TYPE, nullable=False) for name in node.keys[0])
+    return KeyFilter(table, keys, exists=True)
 
 
 def lookup_filter(lookup: Lookup, core: str) -> KeyFilter | None:
@@ -353,15 +391,25 @@ def old_sql(now: str, delta: str, columns: Sequence[Column]) -> str:
     )
     return (
         f"SELECT {own.rstrip(', ')} FROM ({now}) AS n WHERE NOT {met}\nUNION ALL\n"
-        f"SELECT {before.rstrip(', ')} FROM (\n{touched}\n) AS b, generate_series(1, b.{WEIGHT})"
+        f"SELECT {before.rstrip(', ')} FROM (\n{touched}\n) AS b, {copies(f'b.{WEIGHT}')}"
     )
+
+
+def copies(weight: str) -> str:
+    """A FROM item with as many rows as a weight says.
+
+    Most weights are one, and what reads the rows is to be planned for about as many as there are. Of
+    generate_series with a bound that varies the server expects a thousand rows each time.
+    """
+    return f"unnest(array_fill(true, ARRAY[greatest({weight}, 0)::int])) AS copy"
 
 
 def _same_row(left: str, right: str, columns: Sequence[Column]) -> str:
     """Two rows are indistinguishable; by a hash first, by which the server can join them."""
     sides = [[identity(f"{side}.{column.sql}", column.type) for column in columns] for side in (left, right)]
     compared = [f"{one} IS NOT DISTINCT FROM {other}" for one, other in zip(*sides, strict=True)]
-    return " AND ".join([f"{hash_sql(sides[0])} = {hash_sql(sides[1])}", *compared])
+    hashes = f"{hash_sql(sides[0])} = {hash_sql(sides[1])}"
+    return f"{hashes} AND {rechecked(compared)}" if compared else hashes
 
 
 def consolidated_sql(weighted: str, columns: Sequence[Column]) -> str:
@@ -480,7 +528,7 @@ def _begun_with(block: Select, versions: Term, key_filter: KeyFilter) -> Input |
     where a condition leaves few of these, and so it likes to come to the keys last.
     """
     outputs = {output.name: output.expression for output in block.outputs}
-    aliases = {alias for name, _ in key_filter.named() for alias in aliases_of(outputs[name])}
+    aliases = {alias for name, _ in key_filter.named() for alias in outputs[name].aliases}
     for item, version in zip(block.inputs, versions, strict=True):
         if {item.alias} == aliases and isinstance(item.node, Scan) and version is Version.NEW:
             return item if len(block.inputs) > 1 else None
@@ -505,11 +553,11 @@ def _reached(
     outputs = {output.name: output.expression for output in block.outputs}
     if key_filter is not None:
         shown = {
-            name: tree.name
+            name: own.name
             for name, tree in outputs.items()
-            if isinstance(tree, exp.Column)
-            and tree.table == item.alias
-            and can_restrict(item.node, tree.name)
+            if (own := tree.column) is not None
+            and own.alias == item.alias
+            and can_restrict(item.node, own.name)
         }
         direct = key_filter.onto(shown)
         if direct is not None:
@@ -523,7 +571,7 @@ def _reached(
         by_keys = {
             name: next(iter(used))
             for name, _ in key_filter.named()
-            if len(used := aliases_of(outputs[name])) == 1 and used <= tables
+            if len(used := outputs[name].aliases) == 1 and used <= tables
         }
         start |= set(by_keys.values())
     path = path_to(block, item.alias, sorted(start))
@@ -537,14 +585,14 @@ def _reached(
     predicates = [
         f"({text})"
         for predicate, text in zip(block.predicates, block.predicate_sql, strict=True)
-        if aliases_of(predicate) <= path.aliases
+        if predicate.aliases <= path.aliases
     ]
     if key_filter is not None:
         known = {name: name for name, alias in by_keys.items() if alias in path.aliases}
         partly = key_filter.onto(known)
         if partly is not None:
             predicates.append(partly.condition({name: block.output_sql[name] for name in known}))
-    listed = ", ".join(f"{render(tree)} AS k{number}" for number, (_, tree) in enumerate(path.pairs))
+    listed = ", ".join(f"{tree.text} AS k{number}" for number, (_, tree) in enumerate(path.pairs))
     where = f" WHERE {' AND '.join(predicates)}" if predicates else ""
     return KeyFilter(
         f"(SELECT DISTINCT {listed} FROM {', '.join(items)}{where})",
@@ -566,8 +614,7 @@ def input_sql(
             return f"({sql}) AS {alias} ({', '.join(map(identifier, columns))})", False
         case Expansion() as expansion:
             named = ", ".join(map(identifier, expansion.columns))
-            ordinality = " WITH ORDINALITY" if expansion.ordinality else ""
-            return f"LATERAL {render(expansion.sql)}{ordinality} AS {alias} ({named})", False
+            return f"LATERAL {expansion.sql.text} AS {alias} ({named})", False
         case Scan() as scan:
             if version is Version.NEW:
                 return f"{relation_name(scan.source)} AS {alias}", False

@@ -6,8 +6,7 @@ of the scales that occur (see `headwater.plan.aggregates`).
 
 from __future__ import annotations
 
-from sqlglot import exp
-
+from headwater.plan.expression import Cast, ColumnRef, Expression, Literal, Operation
 from headwater.plan.operators import ColumnType, Query, Scan, Select, UnionAll
 
 
@@ -22,27 +21,26 @@ def fixed_scale(body: Query, column: str) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def expression_scale(tree: exp.Expression, block: Select) -> int | None:
+def expression_scale(tree: Expression, block: Select) -> int | None:
     """The scale that every value of an expression over the inputs of a block has, or None."""
-    match tree:
-        case exp.Paren() | exp.Neg():
-            return expression_scale(tree.this, block)
-        case exp.Literal() if not tree.is_string:
-            whole, _, fraction = tree.name.partition(".")
+    match tree.shape:
+        case Literal(text, number=True):
+            whole, _, fraction = text.removeprefix("-").partition(".")
             return len(fraction) if (whole + fraction).isdigit() else None
-        case exp.Column():
-            node = next((item.node for item in block.inputs if item.alias == tree.table), None)
-            return _of_type(node.source.column(tree.name).type) if isinstance(node, Scan) else None
-        case exp.Cast() if tree.to.this == exp.DType.DECIMAL:
-            declared = [parameter.this.name for parameter in tree.to.expressions]
+        case ColumnRef(alias, name):
+            node = next((item.node for item in block.inputs if item.alias == alias), None)
+            return _of_type(node.source.column(name).type) if isinstance(node, Scan) else None
+        case Cast(value, "numeric", declared):
             if not declared:
-                return expression_scale(tree.this, block)
+                return expression_scale(value, block)
             return max(0, int(declared[1])) if len(declared) == 2 else 0
-        case exp.Add() | exp.Sub() | exp.Mul():
-            left, right = expression_scale(tree.this, block), expression_scale(tree.expression, block)
+        case Operation("-", None, value):
+            return expression_scale(value, block)
+        case Operation("+" | "-" | "*" as operator, Expression() as one, other):
+            left, right = expression_scale(one, block), expression_scale(other, block)
             if left is None or right is None:
                 return None
-            return left + right if isinstance(tree, exp.Mul) else max(left, right)
+            return left + right if operator == "*" else max(left, right)
         case _:
             return None
 

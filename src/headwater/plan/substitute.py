@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sqlglot import exp
-
+from headwater.plan.expression import column
 from headwater.plan.operators import (
     Aggregate,
     Apply,
@@ -27,7 +26,7 @@ ALIAS = "q"
 
 def around(node: Node) -> Select:
     """A block that shows the rows of a node as they are."""
-    outputs = tuple(Output(name, exp.column(name, ALIAS, quoted=True)) for name in node.output_names)
+    outputs = tuple(Output(name, column(name, ALIAS)) for name in node.output_names)
     return Select((Input(ALIAS, node),), (), outputs)
 
 

@@ -25,8 +25,8 @@ import psutil
 import psycopg
 
 from headwater import config
+from headwater.catalog import installed
 from headwater.config import Settings
-from headwater.db import install
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.route import Route
@@ -187,7 +187,7 @@ class Launcher:
 
     def _read_settings(self, control: Connection) -> None:
         """Those of the pool: from flags, the environment, and the database that this one is connected to."""
-        state = install.read_state(control, sorted(config.RULES))
+        state = installed.read_state(control, sorted(config.RULES))
         try:
             self._settings, _ = config.resolve(
                 ("flag", self._overrides),

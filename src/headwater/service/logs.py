@@ -11,9 +11,9 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from headwater.catalog.history import Outcome
 from headwater.errors import HeadwaterError
-from headwater.history import Outcome
-from headwater.secrets import masked
+from headwater.util.redact import masked
 
 LogFormat = Literal["text", "json"]
 LOGGER = logging.getLogger("headwater.service")

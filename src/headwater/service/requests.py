@@ -30,14 +30,14 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from headwater import catalog
 from headwater import errors as known
 from headwater.api import Headwater
-from headwater.catalog import StreamTable
+from headwater.catalog import stream_tables as catalog
+from headwater.catalog.history import Outcome
+from headwater.catalog.stream_tables import StreamTable
 from headwater.db.connection import one, transaction, translated
 from headwater.db.queries import query
 from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound
-from headwater.history import Outcome
 
 CHANNEL = "headwater_requests"
 REQUEST_LOCK = 1_214_610
@@ -317,6 +317,7 @@ def _definition(found: StreamTable, verb: str) -> dict[str, Any]:
         "schedule": found.schedule,
         "tier": found.tier,
         "reasons": list(found.mode_reasons),
+        "load_check": found.load_check,
         "said": f"{verb} {found.label}: {found.status}, mode {found.mode}{because}",
     }
 

@@ -20,18 +20,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from headwater import config
 from headwater.api import Headwater
 from headwater.capture import marks
+from headwater.catalog import installed
+from headwater.catalog.history import Outcome
 from headwater.config import Settings
-from headwater.db import install
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.route import Route
 from headwater.errors import (
+    Broken,
     CatalogVersionMismatch,
     ClaimLost,
     ConnectionFailed,
@@ -41,14 +44,14 @@ from headwater.errors import (
     NotFound,
     ReadOnlyServer,
 )
-from headwater.history import Outcome
 from headwater.scheduling.backoff import SUSPENDED_AFTER
 from headwater.service import logs
-from headwater.service.alarm import Alarm
-from headwater.service.hands import Done, Hands, Task
-from headwater.service.picture import Picture, Place
+from headwater.service.audits import Audited, Audits
+from headwater.service.executor import Done, Hands, Task
 from headwater.service.queue import BEAT_SECONDS, ENDED_CHANNEL, ClaimedJob, External, Membership
 from headwater.service.requests import Requests
+from headwater.service.state import Picture, Place
+from headwater.service.wakeup import Alarm
 
 CATALOG_CHANNEL = "headwater_catalog"
 SCHEDULER, LAUNCHER = 0, 1
@@ -69,8 +72,16 @@ STOPPING_SECONDS = 30.0
 """So long a scheduler that is told to stop waits for its jobs."""
 NUMBERS = 64
 """Of jobs, drawn at once."""
-NO_FAULT = (ConnectionFailed, ClaimLost, LockNotAvailable, NotFound, CatalogVersionMismatch, ReadOnlyServer)
-"""Errors that are not the stream table's doing, and suspend none."""
+NO_FAULT = (
+    ConnectionFailed,
+    ClaimLost,
+    LockNotAvailable,
+    NotFound,
+    Broken,
+    CatalogVersionMismatch,
+    ReadOnlyServer,
+)
+"""Errors that suspend no stream table: they are not its doing, or resuming it would not cure it."""
 
 
 def at_fault(error: HeadwaterError) -> bool:
@@ -80,7 +91,7 @@ def at_fault(error: HeadwaterError) -> bool:
 
 @dataclass
 class Job:
-    """A unit that is being refreshed, or waits for an external worker."""
+    """A unit that is being refreshed, or waits for a hand of this process or for an external worker."""
 
     id: int
     members: tuple[int, ...]
@@ -95,6 +106,10 @@ class Job:
     external: bool = False
     claim: ClaimedJob | None = None  # of an external job that is done here after all
     asked: float = 0.0  # when it was put up for external workers
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.status == "RUNNING" and self.finished_at is None
 
     @property
     def record(self) -> dict[str, object]:
@@ -140,18 +155,23 @@ class Scheduler:
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._alarm = Alarm()
         self._hands = Hands(self._route, self._take_done)
+        self._audits = Audits(self._route, self._take_audited)
+        self._audited: queue.SimpleQueue[Audited] = queue.SimpleQueue()
+        self._next_audit = -1e9
         self._picture = Picture()
         self._jobs: dict[tuple[int, ...], Job] = {}
         self._journal: dict[int, Job] = {}
         self._numbers: list[int] = []
+        self._backlog: list[Place] = []  # that are ready, and for which no hand is free
+        self._queue: dict[tuple[int, ...], Job] = {}  # jobs that were recorded for these
         self._settings = Settings()
         self._stored: dict[str, str] | None = None
-        self._state = install.State(None)
+        self._state = installed.State(None)
         self._stale = True
-        self._loaded = self._reported = self._beaten = self._cleaned = -1e9
-        self._looked = self._looked_outside = -1e9
+        self._examined = self._reported = self._beaten = self._cleaned = -1e9
+        self._looked: float | None = None
+        self._looked_outside = -1e9
         self._ticks, self._tick_ms, self._worked = 0, 0.0, 0.0
-        self._queued = 0
         self._lag = 0.0  # the longest, in intervals, when it was last reported
         self._slow: set[int] = set()  # units, by their last members, that take longer than they may
         self._outside = False  # there are external workers
@@ -173,8 +193,8 @@ class Scheduler:
             self._database = control.info.dbname
             if not self._lead(control):
                 return
-            install.require_primary(control)
-            install.require_ready(control)
+            installed.require_primary(control)
+            installed.require_ready(control)
             self._route.confirm(control)
             for channel in (marks.CHANNEL, CATALOG_CHANNEL, ENDED_CHANNEL):
                 control.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
@@ -199,6 +219,7 @@ class Scheduler:
                 self._loop(control)
             finally:
                 stop_answering.set()
+                self._audits.stop()
                 self._hands.close()
                 if not control.closed:
                     self._membership.leave()
@@ -226,7 +247,7 @@ class Scheduler:
         return False
 
     def _loop(self, control: Connection) -> None:
-        self._tick(control, everything=True)
+        self._tick(control)
         while not self._stopping:
             self._sleep(control, self._pause)
             time.sleep(max(0.0, self._ticked + SHORTEST_TICK - time.monotonic()))
@@ -238,6 +259,8 @@ class Scheduler:
             now = one(control, "SELECT clock_timestamp()")[0]
             self._collect(control, now)
             self._beat()
+        self._backlog = []
+        self._record_queue(control)
         self._write_journal(control)
 
     def _sleep(self, control: Connection, seconds: float) -> None:
@@ -247,23 +270,18 @@ class Scheduler:
 
     # one tick
 
-    def _tick(self, control: Connection, *, everything: bool = False) -> None:
+    def _tick(self, control: Connection) -> None:
         self._ticked = began = time.monotonic()
         worked = time.thread_time()
         now, stored, relations = one(control, query("service", "tick"))
         self._apply(control, stored)
-        if self._stale or began - self._loaded >= RELOAD_SECONDS:
-            self._load(control, now)
-        changed = set(relations)
-        if everything:
-            changed |= marks.with_changes(control, sorted(self._picture.change_tables.items()))
-            self._looked = began
-        elif began - self._looked >= 1.0:
-            changed |= marks.with_changes(control, self._picture.unmarked(began - self._looked))
-            self._looked = began
-        self._picture.changed(changed, now)
+        if self._stale or began - self._examined >= RELOAD_SECONDS:
+            self._load(control, now, began)
+            self._next_audit = min(self._next_audit, self._audits.earliest)
+        self._picture.changed({*relations, *self._unmarked(control, began)}, now)
         self._collect(control, now)
         self._dispatch(control, now, began)
+        self._audit(control, now, began)
         self._beat()
         self._ticks += 1
         self._tick_ms = (time.thread_time() - worked) * 1000
@@ -271,12 +289,28 @@ class Scheduler:
         if began - self._reported >= REPORT_SECONDS:
             self._report(control, now, began)
 
+    def _unmarked(self, control: Connection, began: float) -> set[int]:
+        """Sources that have changes though no mark may say so: of all at first, then of some each second."""
+        if self._looked is None:
+            tables = sorted(self._picture.change_tables.items())
+        elif began - self._looked >= 1.0:
+            tables = self._picture.unmarked(began - self._looked)
+        else:
+            return set()
+        try:
+            found = marks.with_changes(control, tables)
+        except psycopg.errors.UndefinedTable:  # dropped since the catalog was read, which is done again
+            self._examined = -1e9
+            return set()
+        self._looked = began
+        return found
+
     def _apply(self, control: Connection, stored: dict[str, str]) -> None:
         """The settings as they are now; what cannot be read leaves those before in place."""
         if stored == self._stored:
             return
         self._stored = stored
-        self._state = install.read_state(control, sorted(config.RULES))
+        self._state = installed.read_state(control, sorted(config.RULES))
         environment = config.from_environment(os.environ)
         try:
             settings, _ = config.resolve(
@@ -295,12 +329,26 @@ class Scheduler:
             logs.say(logging.INFO, "woken", database=self._database, how=how)
         self._stale = True
 
-    def _load(self, control: Connection, now: datetime) -> None:
-        install.require_current(control)
-        self._picture.load(control, now)
+    def _load(self, control: Connection, now: datetime, began: float) -> None:
+        installed.require_current(control)
+        known = self._picture.faults
+        examine = began - self._examined >= RELOAD_SECONDS
+        self._picture.load(control, now, examine=examine)
         for number, error in self._picture.broken.items():
             logs.failed(self._database, self._picture.members[number].label, error)
-        self._stale, self._loaded = False, time.monotonic()
+        for number, fault in self._picture.faults.items():
+            if fault != known.get(number) and number in self._picture.members:
+                logs.say(
+                    logging.ERROR,
+                    "broken",
+                    database=self._database,
+                    stream_table=self._picture.members[number].label,
+                    reason=fault.reason,
+                    hint=fault.remedy if not fault.heals else "its next refresh puts them back",
+                )
+        self._stale = False
+        if examine:
+            self._examined = began
 
     @property
     def _most(self) -> int:
@@ -312,8 +360,8 @@ class Scheduler:
 
     def _dispatch(self, control: Connection, now: datetime, began: float) -> None:
         self._pause = self._settings.scheduler_interval_ms / 1000
+        self._backlog = []
         if self._stopping or self._settings.drain:
-            self._queued = 0
             return
         ready, next_time = self._picture.ready(now)
         if next_time is not None:
@@ -322,38 +370,77 @@ class Scheduler:
         announced = False
         for number, place in enumerate(ready):
             if len(self._jobs) >= self._most:
-                self._queued = len(ready) - number
+                self._backlog = ready[number:]
                 break
-            job = self._job(control, place, now)
+            job = Job(0, place.unit.members, place.ready_since or now, place.waits_since)
+            self._picture.began(place, now)
+            self._jobs[job.members] = job
             if outside > 0:
                 outside -= 1
                 job.id, job.external, job.asked = self._external.enqueue(job.members), True, began
                 announced = True
             else:
+                queued = self._queue.pop(job.members, None)
+                job.id = queued.id if queued is not None else self._number(control)
                 self._start(job, now)
-        else:
-            self._queued = 0
         if announced:
             self._external.announce()
         self._hands.shrink(self._most)
         if self._tell_demand is not None:
-            self._tell_demand(Demand(len(self._jobs), self._queued, self._lag))
+            self._tell_demand(Demand(len(self._jobs), len(self._backlog), self._lag))
 
-    def _job(self, control: Connection, place: Place, now: datetime) -> Job:
-        job = Job(0, place.unit.members, now, place.waits_since)
-        self._picture.began(place, now)
-        self._jobs[job.members] = job
+    def _number(self, control: Connection, wanted: int = 1) -> int:
+        """The number of another job, of which so many more are wanted at once."""
         if not self._numbers:
-            rows = control.execute(query("service", "numbers"), {"count": NUMBERS})
-            self._numbers = [row[0] for row in rows]
-        job.id = self._numbers.pop(0)
-        return job
+            rows = control.execute(query("service", "numbers"), {"count": max(NUMBERS, wanted)})
+            self._numbers = [row[0] for row in reversed(rows.fetchall())]
+        return self._numbers.pop()
 
     def _start(self, job: Job, now: datetime) -> None:
         job.started_at, job.started, job.status = now, time.monotonic(), "RUNNING"
         if job.claim is None:
             self._journal[job.id] = job
         self._hands.start(Task(job.members, self._settings, job.claim))
+
+    # audits
+
+    def _audit(self, control: Connection, now: datetime, began: float) -> None:
+        """Starts what is due, one turn at a time, while no refresh waits for a worker."""
+        while not self._audited.empty():
+            self._tell_audited(self._audited.get())
+            self._next_audit = began + self._audits.pause
+        interval = config.milliseconds(self._settings.audit_interval) / 1000
+        idle = not (self._stopping or self._settings.drain or self._backlog or self._audits.busy)
+        if not interval or not idle or began < self._next_audit:
+            return
+        due, next_at = one(control, query("audit", "due"), {"seconds": interval})
+        if due is not None:
+            self._audits.start(due, self._settings)
+        wait = RELOAD_SECONDS if next_at is None else max(0.0, (next_at - now).total_seconds())
+        self._next_audit = began + min(RELOAD_SECONDS, wait)
+
+    def _take_audited(self, audited: Audited) -> None:
+        self._audited.put(audited)
+        self.wake()
+
+    def _tell_audited(self, audited: Audited) -> None:
+        turn = audited.turn
+        if turn is None:
+            assert audited.error is not None
+            logs.failed(self._database, f"audit of stream table {audited.stream_table_id}", audited.error)
+            return
+        different = turn.result.startswith("different")
+        level = logging.ERROR if different else logging.INFO if turn.finished else logging.DEBUG
+        logs.say(
+            level,
+            "audited",
+            database=self._database,
+            stream_table=turn.stream_table,
+            slices=turn.slices,
+            result=turn.result or "to be continued",
+            incident=turn.incident,
+            hint="it is recomputed at each refresh now; headwater audits shows why" if different else None,
+        )
 
     # external workers
 
@@ -455,6 +542,8 @@ class Scheduler:
         job.status, job.finished_at, job.error = "FAILED", now, error.message
         strikes = self._picture.failed(job.members, culprit, now, counts=counts)
         self._stale = self._stale or isinstance(error, NotFound)
+        if isinstance(error, Broken):
+            self._examined = -1e9  # so that it is not tried again before it is repaired
         member = self._picture.members.get(culprit)
         label = member.label if member else str(culprit)
         if isinstance(error, NotFound) and member is None:
@@ -486,7 +575,7 @@ class Scheduler:
                 "busy_share": self._worked / 1000 / since,
                 "stream_tables": sum(place.schedule is not None for place in self._picture.places.values()),
                 "changed": len(self._picture.waiting),
-                "queued_jobs": self._queued,
+                "queued_jobs": len(self._backlog),
                 "active_workers": len(self._jobs),
                 "max_workers": self._most,
                 "per_db_cap": self._settings.max_concurrent_refreshes,
@@ -496,11 +585,29 @@ class Scheduler:
                 "draining": self._settings.drain,
             },
         )
+        self._record_queue(control)
         self._write_journal(control)
         self._reported, self._worked = began, 0.0
         if began - self._cleaned >= CLEANING_SECONDS:
             self._cleaned = began
             control.execute(query("service", "forget_jobs"))
+
+    def _record_queue(self, control: Connection) -> None:
+        """Records what waits for a hand by now, and forgets what does so no more and was not begun.
+
+        A job keeps its number when it begins. So the record costs what comes and goes, not what waits.
+        """
+        waiting = {place.unit.members: place for place in self._backlog}
+        gone = [self._queue.pop(members).id for members in self._queue.keys() - waiting.keys()]
+        if gone:
+            values = {"ids": gone, "worker_id": self._membership.worker_id}
+            control.execute(query("service", "unqueue"), values)
+        new = [members for members in waiting if members not in self._queue]
+        for left, members in zip(range(len(new), 0, -1), new, strict=True):
+            since = waiting[members].ready_since
+            assert since is not None
+            job = Job(self._number(control, left), members, since, None, status="QUEUED")
+            self._queue[members] = self._journal[job.id] = job
 
     def _write_journal(self, control: Connection) -> None:
         """Jobs of this process are recorded once in a while, all at once."""
@@ -508,4 +615,4 @@ class Scheduler:
             jobs = Jsonb([job.record for job in self._journal.values()])
             values = {"jobs": jobs, "worker_id": self._membership.worker_id, "pid": os.getpid()}
             control.execute(query("service", "journal"), values)
-        self._journal = {number: job for number, job in self._journal.items() if job.finished_at is None}
+        self._journal = {number: job for number, job in self._journal.items() if job.is_under_way}

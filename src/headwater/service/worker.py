@@ -17,16 +17,16 @@ import psycopg
 from psycopg import sql
 
 from headwater import config
+from headwater.catalog import installed
 from headwater.config import Settings
-from headwater.db import install
 from headwater.db.connection import Connection
 from headwater.db.route import Route
 from headwater.errors import HeadwaterError
 from headwater.service import logs
-from headwater.service.alarm import Alarm
-from headwater.service.hands import Done, Hands, Task
+from headwater.service.executor import Done, Hands, Task
 from headwater.service.queue import BEAT_SECONDS, CHANNEL, ClaimedJob, Membership
 from headwater.service.scheduler import at_fault
+from headwater.service.wakeup import Alarm
 
 LOOKING_SECONDS = 1.0
 """Between two looks for jobs of which nobody told."""
@@ -83,8 +83,8 @@ class Worker:
         self._hands.close()
 
     def _join(self, control: Connection) -> None:
-        install.require_primary(control)
-        install.require_ready(control)
+        installed.require_primary(control)
+        installed.require_ready(control)
         self._route.confirm(control)
         control.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
         self._database = control.info.dbname
@@ -143,7 +143,7 @@ class Worker:
             )
 
     def _read_settings(self, control: Connection) -> None:
-        state = install.read_state(control, sorted(config.RULES))
+        state = installed.read_state(control, sorted(config.RULES))
         settings, _ = config.resolve(
             ("flag", self._overrides),
             ("environment", config.from_environment(os.environ)),

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from tests.unit.plan.world import BIGINT, CUSTOMERS, ORDERS, RELATIONS, root_of
 
+from headwater.plan.build.parse import Relations
 from headwater.plan.lineage import fingerprint, lineage
 from headwater.plan.operators import Source
-from headwater.plan.parse import Relations
 
 ORDER_ID, CUSTOMER_ID, AMOUNT, NOTE = ((101, number) for number in (1, 2, 3, 5))
 CUSTOMER, NAME, REGION = ((102, number) for number in (1, 2, 3))

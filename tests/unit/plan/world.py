@@ -16,11 +16,14 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sqlglot import exp
+from postgast import pg_query_pb2 as pg
+from postgast.pg_query_pb2 import SelectStmt
 
 from headwater.plan.aggregates import algebra_of
-from headwater.plan.dialect import identifier, parse, render
-from headwater.plan.maintain import BagPlan, GroupPlan
+from headwater.plan.build.parse import Parsed, Relations, View, parse_query
+from headwater.plan.build.scope import output_names
+from headwater.plan.errors import Unsupported
+from headwater.plan.expression import Distinction, Expression, Logic, Negation, NullTest, Operation
 from headwater.plan.operators import (
     CORE,
     Aggregate,
@@ -39,8 +42,10 @@ from headwater.plan.operators import (
     SourceColumn,
     UnionAll,
 )
-from headwater.plan.parse import Parsed, Relations, View, parse_query
+from headwater.plan.quoting import identifier
 from headwater.plan.render import Column, now_sql
+from headwater.plan.storage_plan import BagPlan, GroupPlan
+from headwater.plan.syntax import ParseError, parse
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -87,6 +92,8 @@ ITEMS = source(
 )
 ODD = source(104, 'Odd "one"', SourceColumn(1, 'a "b"', TEXT), schema="it's")
 
+BUILTIN_AGGREGATES = "count sum avg min max string_agg array_agg json_agg percentile_cont mode".split()
+
 RELATIONS = Relations(
     sources={(item.schema, item.name): item for item in (ORDERS, CUSTOMERS, ITEMS, ODD)},
     views={
@@ -99,8 +106,14 @@ RELATIONS = Relations(
         ),
     },
     unusable={("public", "elsewhere"): "public.elsewhere is a foreign table, whose changes are not seen"},
-    aggregates=frozenset("count sum avg min max string_agg array_agg percentile_cont median".split()),
-    builtin_aggregates=frozenset("count sum avg min max string_agg array_agg percentile_cont".split()),
+    aggregates=frozenset(
+        {
+            *(("pg_catalog", name) for name in BUILTIN_AGGREGATES),
+            ("public", "median"),
+            ("public", "sum"),
+        }
+    ),
+    set_returning=frozenset({("pg_catalog", "generate_series"), ("pg_catalog", "unnest")}),
 )
 PER_REGION = View("SELECT c.region, count(*) AS n FROM public.customers c GROUP BY c.region", ("region", "n"))
 WITH_GROUPED_VIEW = replace(RELATIONS, views={("public", "per_region"): PER_REGION})
@@ -134,13 +147,19 @@ def cases(name: str) -> list[Case]:
 def planned(text: str, relations: Relations = RELATIONS) -> Parsed:
     """The plan of a query; its columns are named as the server would name them."""
     try:
-        tree = parse(text)
-        names = tuple(tree.named_selects) if isinstance(tree, exp.Query) else ()
-        if isinstance(tree, exp.Values):
-            names = tuple(f"column{number + 1}" for number in range(len(tree.expressions[0].expressions)))
-    except Exception:
-        names = ()
-    return parse_query(text, names, relations)
+        query = parse(text)
+    except (ParseError, Unsupported):
+        return parse_query(text, (), relations)
+    return parse_query(text, column_names(query), relations)
+
+
+def column_names(query: SelectStmt) -> tuple[str, ...]:
+    """The names of a query's columns, those of VALUES too."""
+    while query.op != pg.SETOP_NONE:
+        query = query.larg
+    if query.values_lists:
+        return tuple(f"column{number + 1}" for number in range(len(query.values_lists[0].list.items)))
+    return output_names(query)
 
 
 def root_of(text: str, relations: Relations = RELATIONS) -> Query:
@@ -188,13 +207,20 @@ def bag_plan(text: str) -> BagPlan:
     return BagPlan(outputs, now_sql(root), root)
 
 
-def type_of(block: Select, expression: exp.Expression) -> ColumnType:
+def type_of(block: Select, expression: Expression) -> ColumnType:
     """The type of a plain column of a source; of anything else, text or boolean."""
-    if isinstance(expression, exp.Column):
-        node = next(item.node for item in block.inputs if item.alias == expression.table)
+    column = expression.column
+    if column is not None:
+        node = next(item.node for item in block.inputs if item.alias == column.alias)
         if isinstance(node, Scan):
-            return node.source.column(expression.name).type
-    return BOOLEAN if isinstance(expression, exp.Predicate) else TEXT
+            return node.source.column(column.name).type
+    match expression.shape:
+        case Logic() | Negation() | NullTest() | Distinction():
+            return BOOLEAN
+        case Operation(operator="=" | "<>" | "<" | "<=" | ">" | ">="):
+            return BOOLEAN
+        case _:
+            return TEXT
 
 
 # Plans as text
@@ -208,9 +234,9 @@ def described(root: Query) -> str:
 def _described(node: Query) -> str:
     match node:
         case Select():
-            outputs = ", ".join(f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs)
+            outputs = ", ".join(f"{out.expression.text} AS {identifier(out.name)}" for out in node.outputs)
             inputs = ", ".join(_input(item) for item in node.inputs)
-            predicates = " AND ".join(render(predicate) for predicate in node.predicates)
+            predicates = " AND ".join(predicate.text for predicate in node.predicates)
             clauses = [
                 outputs,
                 f"FROM {inputs}" if inputs else "",
@@ -220,10 +246,10 @@ def _described(node: Query) -> str:
         case UnionAll():
             return "\nUNION ALL ".join(_described(branch) for branch in node.branches)
         case Aggregate():
-            outputs = ", ".join(f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs)
+            outputs = ", ".join(f"{out.expression.text} AS {identifier(out.name)}" for out in node.outputs)
             lines = [
                 f"{'DISTINCT' if node.distinct else 'GROUP'} BY ({', '.join(node.keys)}) TO {outputs}",
-                *(f"HAVING {render(node.having)}" for _ in [0] if node.having is not None),
+                *(f"HAVING {node.having.text}" for _ in [0] if node.having is not None),
                 *(_call(call) for call in node.calls),
                 f"OVER {_described(node.input)}",
             ]
@@ -231,19 +257,15 @@ def _described(node: Query) -> str:
         case Keyed():
             keys = "; ".join(", ".join(keys) for keys in node.keys)
             inputs = "\n".join(f"{item.alias}: {_described_node(item.node)}" for item in node.inputs)
-            return f"KEYED {node.what} BY ({keys}) {render(node.sql)}\n{inputs}"
+            return f"KEYED {node.what} BY ({keys}) {node.text}\n{inputs}"
         case Apply():
-            outputs = ", ".join(f"{render(out.expression)} AS {identifier(out.name)}" for out in node.outputs)
-            joins = "".join(
-                f" {'LEFT JOIN' if item.condition else 'CROSS JOIN'} {render(item.item)} AS {item.alias}"
-                + (f" ON {render(item.condition)}" if item.condition else "")
-                for item in node.joins
-            )
-            where = " AND ".join(render(predicate) for predicate in node.predicates)
+            outputs = ", ".join(f"{out.expression.text} AS {identifier(out.name)}" for out in node.outputs)
+            joins = "".join(f" {item.text}" for item in node.joins)
+            where = " AND ".join(predicate.text for predicate in node.predicates)
             lines = [f"APPLY {outputs}{joins}" + (f" WHERE {where}" if where else "")]
             lines.append(f"{CORE}: {_described(node.core)}")
             for lookup in node.lookups:
-                found = " AND ".join(render(item) for item in lookup.conditions)
+                found = " AND ".join(item.text for item in lookup.conditions)
                 equals = ", ".join(f"{mine} = {theirs}" for mine, theirs in lookup.equals)
                 marks = f"{' exempt' if lookup.exempt else ''}{f' IF {found}' if found else ''}"
                 lines.append(
@@ -263,7 +285,7 @@ def _input(item: Input) -> str:
         case Constant(sql=sql, columns=columns):
             return f"({sql}) AS {item.alias}({', '.join(columns)})"
         case Expansion(sql=sql, columns=columns):
-            return f"{render(sql)} AS {item.alias}({', '.join(columns)})"
+            return f"{sql.text} AS {item.alias}({', '.join(columns)})"
         case query:
             return f"({_described(query)}) AS {item.alias}"
 
@@ -279,4 +301,4 @@ def _call(call: Call) -> str:
         if present
     ]
     reads = [*call.arguments, *(f"filter {call.filter}" for _ in [0] if call.filter)]
-    return f"{call.name}: {' '.join([*marks, render(call.sql)])} READS ({', '.join(reads)})"
+    return f"{call.name}: {' '.join([*marks, call.sql.text])} READS ({', '.join(reads)})"

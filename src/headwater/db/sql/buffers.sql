@@ -1,17 +1,18 @@
 -- name: oldest_needed
 -- Change rows of transactions before this one are behind every consumer of a source. It never goes back: a
 -- later snapshot has no older xmin, so a consumer that is added meanwhile needs none of those rows either.
-SELECT s.id, coalesce(min(pg_snapshot_xmin(needed.snapshot)), pg_snapshot_xmin(pg_current_snapshot()))::text
+SELECT s.id, coalesce(needed.oldest, pg_snapshot_xmin(pg_current_snapshot()))::text
 FROM unnest(%(sources)s::bigint[]) AS s (id)
-LEFT JOIN (
-    SELECT d.source_id, f.snapshot
-    FROM headwater.dependency d
-    JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
-    JOIN headwater.frontier f ON f.stream_table_id = d.stream_table_id AND f.node = 0
-  UNION ALL
-    SELECT c.source_id, c.snapshot FROM headwater.consumer c WHERE c.snapshot IS NOT NULL
-) needed ON needed.source_id = s.id
-GROUP BY s.id
+CROSS JOIN LATERAL (
+    SELECT min(pg_snapshot_xmin(snapshot)) AS oldest
+    FROM (SELECT f.snapshot
+          FROM headwater.dependency d
+          JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential'
+          JOIN headwater.frontier f ON f.stream_table_id = d.stream_table_id AND f.node = 0
+          WHERE d.source_id = s.id
+        UNION ALL
+          SELECT c.snapshot FROM headwater.consumer c WHERE c.source_id = s.id AND c.snapshot IS NOT NULL) reader
+) needed
 
 -- name: lock_consumers
 -- The differential stream tables that read a source, with their frontiers, less those being refreshed now.

@@ -3,13 +3,24 @@
 SELECT st.id, coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name),
        format('%%I.%%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)), c.oid, st.query,
        st.fingerprint, st.requested_mode, st.mode, st.mode_reasons, st.engine, st.schedule, st.status,
-       st.rebuild_reason, st.time_zone, st.tier, st.suspended_reason, f.snapshot::text, f.applied_by::text
+       st.rebuild_reason, st.time_zone, st.search_path, st.tier, st.suspended_reason, a.load_check, f.snapshot::text,
+       f.applied_by::text
 FROM headwater.stream_table st
 LEFT JOIN pg_class c ON c.oid = st.relation
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN headwater.frontier f ON f.stream_table_id = st.id AND f.node = 0
+LEFT JOIN headwater.audit a ON a.stream_table_id = st.id
 WHERE st.id = ANY (coalesce(%(ids)s::bigint[], array(SELECT id FROM headwater.stream_table)))
 ORDER BY st.id
+
+-- name: ids
+-- The numbers of all stream tables, in the order of their creation.
+SELECT id FROM headwater.stream_table ORDER BY id
+
+-- name: health
+-- How all stream tables are, or those with the given ids.
+SELECT stream_table_id, status, fault, reason, remedy FROM headwater.health
+WHERE stream_table_id = ANY (coalesce(%(ids)s::bigint[], array(SELECT id FROM headwater.stream_table)))
 
 -- name: find_stream_table
 -- The id of the stream table of a name; without a schema, the one that the user's search_path finds first.
@@ -27,9 +38,12 @@ ORDER BY p.position NULLS LAST, c.oid IS NULL, st.id LIMIT 1
 -- name: insert_stream_table
 -- A new stream table, not yet loaded.
 INSERT INTO headwater.stream_table
-    (schema_name, table_name, query, requested_mode, mode, engine, schedule, tier, status, time_zone)
+    (schema_name, table_name, query, requested_mode, mode, engine, schedule, tier, status, time_zone,
+     search_path)
 VALUES (%(schema)s, %(name)s, %(query)s, %(mode)s, 'full', %(engine)s, %(schedule)s, nullif(%(tier)s, 'auto'), 'initializing',
-        current_setting('TimeZone'))
+        current_setting('TimeZone'),
+        -- Whoever refreshes it may be another role.
+        replace(current_setting('headwater.user_search_path'), '"$user"', quote_ident(current_user)))
 RETURNING id
 
 -- name: initializing
@@ -53,9 +67,14 @@ UPDATE headwater.stream_table SET fingerprint = %(fingerprint)s WHERE id = %(id)
 UPDATE headwater.stream_table SET fingerprint = NULL, rebuild_reason = %(reason)s WHERE id = %(id)s
 
 -- name: outdated
--- Stream tables among these with columns that were renamed where they are shown, that have no frontier, or whose
--- definition is not the one that was planned, and sources of these whose capture lacks a trigger that fires, whose function was made for something else than there is now, of which
+-- Stream tables among these that lack a part which a refresh cannot make again, with columns that were renamed where they are
+-- shown, that have no frontier, whose definition is not the one that was planned, or that are recomputed for an incident of
+-- another version; and sources of these whose capture lacks a trigger that fires, whose function was made for something else than there is now, of which
 -- changes were lost, or that have other partitions than when it was installed.
+SELECT 'broken', h.stream_table_id
+FROM headwater.health h
+WHERE h.stream_table_id = ANY (%(ids)s::bigint[]) AND h.fault <> 'capture'
+UNION ALL
 SELECT 'renamed', st.id
 FROM headwater.stream_table st
 WHERE st.id = ANY (%(ids)s::bigint[]) AND EXISTS (
@@ -67,7 +86,9 @@ SELECT 'definition', st.id
 FROM headwater.stream_table st
 CROSS JOIN LATERAL headwater.definition(st.id) AS d(oid)
 WHERE st.id = ANY (%(ids)s::bigint[]) AND d.oid IS NOT NULL
-  AND st.signature IS DISTINCT FROM headwater.signature(d.oid, st.signature_of)
+  AND (st.signature IS DISTINCT FROM headwater.signature(d.oid, st.signature_of)
+       OR EXISTS (SELECT FROM headwater.incident i
+                  WHERE i.stream_table_id = st.id AND i.released_at IS NULL AND i.version <> %(version)s))
 UNION ALL
 SELECT 'capture', s.id
 FROM (SELECT DISTINCT s.id, s.relation, s.capture_signature, c.relkind  -- first, or all sources would be looked at
@@ -217,19 +238,25 @@ WITH dependencies_gone AS (
 UPDATE headwater.stream_table st
 SET query = c.query, definition = c.definition, fingerprint = c.fingerprint, signature = c.signature, signature_of = c.signature_of,
     requested_mode = c.requested_mode, mode = c.mode, mode_reasons = c.mode_reasons, engine = c.engine,
-    schedule = c.schedule, tier = c.tier, time_zone = c.time_zone, rebuild_reason = NULL
+    schedule = c.schedule, tier = c.tier, time_zone = c.time_zone, search_path = c.search_path,
+    rebuild_reason = NULL
 FROM headwater.stream_table c WHERE st.id = %(id)s AND c.id = %(candidate)s
 
 -- name: take_over_dependencies
--- The rest of `take_over`: what the other one reads.
+-- The rest of `take_over`: what the other one reads, and what was found when it was loaded.
 WITH dependencies AS (
     UPDATE headwater.dependency SET stream_table_id = %(id)s WHERE stream_table_id = %(candidate)s
+), incidents AS (
+    UPDATE headwater.incident SET stream_table_id = %(id)s WHERE stream_table_id = %(candidate)s
 )
 UPDATE headwater.lineage SET stream_table_id = %(id)s WHERE stream_table_id = %(candidate)s
 
 -- name: set_query
--- Another text of the same query.
-UPDATE headwater.stream_table SET query = %(query)s WHERE id = %(id)s
+-- Another text of the same query, under the path of who gave it.
+UPDATE headwater.stream_table
+SET query = %(query)s,
+    search_path = replace(current_setting('headwater.user_search_path'), '"$user"', quote_ident(current_user))
+WHERE id = %(id)s
 
 -- name: set_options
 -- Options that need no rebuild; null keeps the old one.

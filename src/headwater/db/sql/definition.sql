@@ -110,3 +110,73 @@ ORDER BY a.attrelid, a.attnum
 -- The name of a relation, and whether it shows a stream table.
 SELECT n.nspname, c.relname, EXISTS (SELECT FROM headwater.stream_table st WHERE st.relation = c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(relation)s::oid
+
+-- name: function_bodies
+-- Functions of users' own, given by oid, or by schema and name: their bodies, and what they are made of.
+SELECT p.oid, format('%%I.%%I()', n.nspname, p.proname), l.lanname, p.prosrc, p.prosqlbody::text,
+       EXISTS (SELECT FROM unnest(p.proconfig) c WHERE c LIKE 'search\_path=%%'),
+       array(SELECT t::bigint FROM unnest(p.proargtypes::oid[] || p.prorettype) t),
+       array(SELECT f::bigint FROM unnest(ARRAY[a.aggtransfn, a.aggfinalfn, a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn]) f
+             WHERE f <> 0)
+FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_language l ON l.oid = p.prolang
+LEFT JOIN pg_aggregate a ON a.aggfnoid = p.oid
+WHERE n.nspname <> 'pg_catalog'
+  AND (p.oid = ANY (%(functions)s::oid[])
+       OR (n.nspname::text, p.proname::text) IN (SELECT * FROM unnest(%(schemas)s::text[], %(names)s::text[])))
+
+-- name: telling_types
+-- Those of these types that are, or have in them, base types outside pg_catalog, or types of names of catalog objects: which, and
+-- whether it is one of the latter.
+WITH RECURSIVE part(whole, oid) AS (
+    SELECT t, t FROM unnest(%(types)s::oid[]) t
+  UNION
+    SELECT part.whole, inner_type.oid
+    FROM part JOIN pg_type t ON t.oid = part.oid
+    CROSS JOIN LATERAL (
+        SELECT t.typelem WHERE t.typelem <> 0
+      UNION ALL
+        SELECT t.typbasetype WHERE t.typbasetype <> 0
+      UNION ALL
+        SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+      UNION ALL
+        SELECT r.rngsubtype FROM pg_range r WHERE r.rngtypid = t.oid OR r.rngmultitypid = t.oid
+    ) inner_type(oid)
+)
+SELECT part.whole, format_type(t.oid, NULL), t.typnamespace = 'pg_catalog'::regnamespace
+FROM part JOIN pg_type t ON t.oid = part.oid
+WHERE t.typtype = 'b' AND t.typcategory <> 'A'
+  AND (t.typnamespace <> 'pg_catalog'::regnamespace OR t.typname LIKE 'reg%%')
+ORDER BY 1, 2
+
+-- name: stable_functions
+-- Those of these functions of PostgreSQL's own that depend on more than their arguments.
+SELECT oid FROM pg_proc
+WHERE oid = ANY (%(functions)s::oid[]) AND pronamespace = 'pg_catalog'::regnamespace AND provolatile <> 'i'
+
+-- name: names_outside
+-- Those of these names that something has outside PostgreSQL's own schemas and ours; a function whose name one of PostgreSQL's own
+-- has, too, is left out.
+SELECT found.name
+FROM (SELECT relnamespace, relname::text FROM pg_class WHERE relname::text = ANY (%(names)s::text[])
+          AND relkind NOT IN ('i', 'I', 't')
+      UNION ALL
+      SELECT typnamespace, typname::text FROM pg_type WHERE typname::text = ANY (%(names)s::text[])
+      UNION ALL
+      SELECT collnamespace, collname::text FROM pg_collation WHERE collname::text = ANY (%(names)s::text[])
+      UNION ALL
+      SELECT cfgnamespace, cfgname::text FROM pg_ts_config WHERE cfgname::text = ANY (%(names)s::text[])
+      UNION ALL
+      SELECT dictnamespace, dictname::text FROM pg_ts_dict WHERE dictname::text = ANY (%(names)s::text[])
+      UNION ALL
+      SELECT p.pronamespace, p.proname::text FROM pg_proc p WHERE p.proname::text = ANY (%(names)s::text[])
+          AND NOT EXISTS (SELECT FROM pg_proc q WHERE q.proname = p.proname AND q.pronamespace = 'pg_catalog'::regnamespace)
+     ) found(namespace, name)
+JOIN pg_namespace n ON n.oid = found.namespace
+WHERE n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^(headwater($|_)|pg_toast|pg_temp)'
+GROUP BY found.name
+
+-- name: operators_outside
+-- Those of these operators that are outside pg_catalog only.
+SELECT DISTINCT o.oprname::text FROM pg_operator o
+WHERE o.oprname::text = ANY (%(names)s::text[]) AND o.oprnamespace <> 'pg_catalog'::regnamespace
+  AND NOT EXISTS (SELECT FROM pg_operator b WHERE b.oprname = o.oprname AND b.oprnamespace = 'pg_catalog'::regnamespace)

@@ -15,8 +15,10 @@ LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::int AS 
 
 -- name: experience
 -- What recent deltas of a stream table took, in all and of the database, and what computing everything took; latest
--- first. Planning is left out: a session does it once. So is what an engine began and another one finished. A delta that was given
--- up counts with the time after which it was.
+-- first. Deltas are looked for among the latest 250 refreshes, or one that never had any would search all its history. The stream
+-- table is given as a range, so that only an index by stream table has the order: the server could take that of all refreshes,
+-- expecting to find some soon, and read all of them for one that has none. Planning is left out: a session does it once. So is what an engine began and another one finished. A delta that was given
+-- up counts with the time after which it was. Of a load only its phases count: the rest is done once, like making the view.
 (SELECT 'delta', engine, rows_in, took, took - coalesce((phases->>'start')::float8, 0)
         - CASE engine WHEN 'spark' THEN coalesce((phases->>'compute')::float8, 0) ELSE 0 END
  FROM (
@@ -24,18 +26,21 @@ LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::int AS 
             coalesce((phases->>%(given_up)s)::float8,
                      extract(epoch FROM finished_at - started_at)::float8 * 1000
                      - coalesce((phases->>'plan')::float8, 0)) AS took
-     FROM headwater.refresh
-     WHERE stream_table_id = %(id)s AND (action = 'delta' OR phases ? %(given_up)s) AND status = 'completed' AND rows_in > 0
+     FROM (SELECT * FROM headwater.refresh WHERE stream_table_id >= %(id)s AND stream_table_id <= %(id)s
+           ORDER BY stream_table_id DESC, id DESC LIMIT 250) latest
+     WHERE (action = 'delta' OR phases ? %(given_up)s) AND status = 'completed' AND rows_in > 0
        AND engine_reason NOT LIKE %(instead)s
      ORDER BY id DESC LIMIT %(recent)s
  ) recent
  ORDER BY id DESC)
 UNION ALL
-(SELECT 'full', engine, 0, extract(epoch FROM finished_at - started_at)::float8 * 1000, 0
+(SELECT action, engine, 0,
+        coalesce(CASE action WHEN 'load' THEN (SELECT sum(p.value::float8) FROM jsonb_each_text(phases) p WHERE p.key <> 'check') END,
+                 extract(epoch FROM finished_at - started_at)::float8 * 1000) - coalesce((phases->>'plan')::float8, 0), 0
  FROM headwater.refresh
- WHERE stream_table_id = %(id)s AND action IN ('load', 'recompute') AND status = 'completed'
+ WHERE stream_table_id >= %(id)s AND stream_table_id <= %(id)s AND action IN ('load', 'recompute') AND status = 'completed'
    AND engine_reason NOT LIKE %(instead)s
- ORDER BY id DESC LIMIT %(recent_full)s)
+ ORDER BY stream_table_id DESC, id DESC LIMIT %(recent_full)s)
 
 -- name: given_up
 -- How often a stream table was recomputed instead of a delta of at least this many change rows since the last such delta.
@@ -44,6 +49,21 @@ WHERE stream_table_id = %(id)s AND action = 'recompute' AND status = 'completed'
   AND id > coalesce((SELECT max(id) FROM headwater.refresh
                      WHERE stream_table_id = %(id)s AND action = 'delta' AND status = 'completed'
                        AND rows_in >= %(rows)s), 0)
+
+-- name: failures
+-- What is incremental of a stream table and met errors since its last delta, as far as its latest refreshes tell: how
+-- often, how many refreshes recomputed after the last time, and the SQLSTATE of that.
+WITH latest AS (
+    SELECT id, action, sqlstate FROM headwater.refresh
+    WHERE stream_table_id >= %(id)s AND stream_table_id <= %(id)s AND status = 'completed'
+    ORDER BY stream_table_id DESC, id DESC LIMIT %(looked_at)s
+), since AS (
+    SELECT * FROM latest WHERE id > coalesce((SELECT max(id) FROM latest WHERE action = 'delta'), 0)
+), last AS (
+    SELECT id, sqlstate FROM since WHERE sqlstate IS NOT NULL ORDER BY id DESC LIMIT 1
+)
+SELECT count(sqlstate), count(*) FILTER (WHERE id > (SELECT id FROM last)), (SELECT sqlstate FROM last)
+FROM since
 
 -- name: reader_schedules
 -- The schedules that a stream table without one of its own is to keep: of those that read it, directly or through others

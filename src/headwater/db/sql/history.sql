@@ -34,9 +34,9 @@ ORDER BY id DESC LIMIT %(limit)s
 -- name: forget
 -- History older than the retention, except the latest success of each stream table; also answered requests.
 WITH requests AS (
-    DELETE FROM headwater.request WHERE finished_at < clock_timestamp() - %(retention)s::interval
+    DELETE FROM headwater.request WHERE finished_at < statement_timestamp() - %(retention)s::interval
 )
 DELETE FROM headwater.refresh r
-WHERE r.finished_at < clock_timestamp() - %(retention)s::interval
+WHERE r.finished_at < statement_timestamp() - %(retention)s::interval
   AND r.id < (SELECT max(id) FROM headwater.refresh l
               WHERE l.stream_table_id = r.stream_table_id AND l.status = 'completed')

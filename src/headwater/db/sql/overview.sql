@@ -1,12 +1,11 @@
 -- name: stream_tables
 -- Every stream table with its latest refresh that completed, and those since then that failed.
-SELECT st.id, format('%%I.%%I', coalesce(n.nspname, st.schema_name), coalesce(c.relname, st.table_name)), c.oid IS NOT NULL,
-       st.status, st.mode, st.engine, st.schedule, st.time_zone, st.tier, st.rebuild_reason, st.suspended_reason,
-       f.snapshot::text, f.applied_by::text, r.action, r.finished_at,
+SELECT st.id, name.stream_table, h.status, h.reason, h.remedy, st.mode, st.engine, st.schedule, st.time_zone, st.tier,
+       st.rebuild_reason, f.snapshot::text, f.applied_by::text, r.action, r.finished_at,
        extract(epoch FROM r.finished_at - r.started_at)::float8 * 1000, coalesce(e.failures, 0), e.error
 FROM headwater.stream_table st
-LEFT JOIN pg_class c ON c.oid = st.relation
-LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN headwater.stream_table_name name ON name.id = st.id
+JOIN headwater.health h ON h.stream_table_id = st.id
 LEFT JOIN headwater.frontier f ON f.stream_table_id = st.id AND f.node = 0
 LEFT JOIN LATERAL (
     SELECT id, started_at, finished_at, action FROM headwater.refresh

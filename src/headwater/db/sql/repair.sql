@@ -64,6 +64,14 @@ SET fingerprint = NULL, signature = NULL, signature_of = NULL, rebuild_reason = 
 UPDATE headwater.stream_table SET fingerprint = NULL, signature = NULL, signature_of = NULL, rebuild_reason = %(reason)s
 WHERE id = %(id)s
 
+-- name: distrust_readers
+-- The same for those that read the changes of one, which are gone; which these are.
+UPDATE headwater.stream_table st
+SET fingerprint = NULL, signature = NULL, signature_of = NULL, rebuild_reason = %(reason)s
+FROM headwater.dependency d JOIN headwater.source s ON s.id = d.source_id
+WHERE d.stream_table_id = st.id AND s.stream_table_id = %(id)s AND st.status <> 'initializing'
+RETURNING st.id
+
 -- name: give_up_consumers
 -- Positions of another database are of no use.
 UPDATE headwater.consumer SET snapshot = NULL, initial = NULL, given_up = %(reason)s
@@ -73,8 +81,6 @@ UPDATE headwater.consumer SET snapshot = NULL, initial = NULL, given_up = %(reas
 UPDATE headwater.consumer c SET snapshot = NULL, initial = NULL, given_up = %(reason)s
 FROM headwater.source s WHERE s.id = c.source_id AND s.stream_table_id = %(id)s
 
--- name: parts
--- Whether a stream table has its definition view and its storage, and its query as it was last planned.
-SELECT headwater.definition(st.id) IS NOT NULL,
-       to_regclass('headwater_data.st_' || st.id) IS NOT NULL, st.definition
-FROM headwater.stream_table st WHERE st.id = %(id)s
+-- name: planned_query
+-- The query of a stream table as it was last planned.
+SELECT definition FROM headwater.stream_table WHERE id = %(id)s

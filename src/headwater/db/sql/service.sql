@@ -22,8 +22,16 @@ WHERE st.status <> 'initializing'
 ORDER BY st.id
 
 -- name: sources
--- What is captured: the relation, its change table, and the stream table if it is one.
-SELECT relation::bigint, change_table, stream_table_id FROM headwater.source WHERE change_table IS NOT NULL
+-- What is captured: the relation, its change table if that is there, and the stream table if it is one.
+SELECT s.relation::bigint, s.change_table, s.stream_table_id
+FROM headwater.source s
+JOIN pg_class c ON c.relname = s.change_table AND c.relnamespace = 'headwater_changes'::regnamespace
+
+-- name: faults
+-- Stream tables that lack a part, or those of the given ones that do: which part, why and the remedy.
+SELECT stream_table_id, fault, reason, remedy FROM headwater.health
+WHERE fault IS NOT NULL
+  AND stream_table_id = ANY (coalesce(%(ids)s::bigint[], array(SELECT id FROM headwater.stream_table)))
 
 -- name: past
 -- When each of these was refreshed last, how long that took, and how often it has failed since.
@@ -117,7 +125,7 @@ UPDATE headwater.worker_jobs j
 SET status = 'RUNNING', worker_id = %(worker_id)s, worker_pid = %(pid)s, backend_pid = %(backend_pid)s,
     started_at = clock_timestamp(), heartbeat_at = clock_timestamp()
 WHERE id = (SELECT id FROM headwater.worker_jobs
-            WHERE status IN ('QUEUED', 'RECLAIMED') AND (%(job)s::bigint IS NULL OR id = %(job)s)
+            WHERE status IN ('QUEUED', 'RECLAIMED') AND worker_id IS NULL AND (%(job)s::bigint IS NULL OR id = %(job)s)
             ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING id, attempt, members
 
@@ -164,13 +172,18 @@ UPDATE headwater.worker_jobs j
 SET status = 'RECLAIMED', attempt = attempt + 1, worker_id = NULL, worker_pid = NULL, backend_pid = NULL
 FROM lost LEFT JOIN ended ON true WHERE j.id = lost.id RETURNING j.id
 
+-- name: unqueue
+-- Jobs that wait inside this scheduler no more, and were not begun.
+DELETE FROM headwater.worker_jobs
+WHERE id = ANY (%(ids)s::bigint[]) AND worker_id = %(worker_id)s AND status = 'QUEUED'
+
 -- name: withdraw
 -- Jobs that nobody has claimed yet.
 DELETE FROM headwater.worker_jobs WHERE id = ANY (%(ids)s::bigint[]) AND status IN ('QUEUED', 'RECLAIMED') RETURNING id
 
 -- name: abandoned
--- Jobs that an earlier scheduler left behind unclaimed.
-DELETE FROM headwater.worker_jobs WHERE status IN ('QUEUED', 'RECLAIMED')
+-- Jobs that an earlier scheduler left behind: unclaimed, or waiting inside it. Those that ended are not looked at.
+DELETE FROM headwater.worker_jobs WHERE finished_at IS NULL AND status IN ('QUEUED', 'RECLAIMED')
 
 -- name: numbers
 -- Numbers for jobs that are recorded later.
@@ -187,10 +200,11 @@ SELECT (j ->> 'id')::bigint, (j ->> 'stream_table_id')::bigint,
        (j ->> 'finished_at')::timestamptz, j ->> 'error'
 FROM jsonb_array_elements(%(jobs)s) AS j
 ON CONFLICT (id) DO UPDATE
-SET status = excluded.status, engine = excluded.engine, heartbeat_at = excluded.heartbeat_at,
+SET status = excluded.status, engine = excluded.engine, started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at,
     finished_at = excluded.finished_at, error = excluded.error
 
 -- name: forget_jobs
 -- Jobs that ended a while ago, and those that died with an earlier process of this kind.
 DELETE FROM headwater.worker_jobs
-WHERE finished_at < clock_timestamp() - interval '1 hour' OR heartbeat_at < clock_timestamp() - interval '1 hour'
+WHERE finished_at < statement_timestamp() - interval '1 hour'
+   OR finished_at IS NULL AND heartbeat_at < statement_timestamp() - interval '1 hour'

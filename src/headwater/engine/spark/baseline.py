@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater.engine.spark.read import JDBC_DRIVER, jdbc_address, jdbc_available
+from headwater.engine.spark.transport.read import JDBC_DRIVER, jdbc_address, jdbc_available
 
 
 def jdbc_usable(session: SparkSession, dsn: str) -> bool:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sqlglot import exp
-
-from headwater.engine.spark import encoding
-from headwater.engine.spark.encoding import Refused
 from headwater.engine.spark.program import (
     RAW,
     BagPart,
@@ -21,10 +17,11 @@ from headwater.engine.spark.program import (
     RowsProgram,
 )
 from headwater.engine.spark.translate import Translator, TypesOf
-from headwater.engine.spark.wire import Column
+from headwater.engine.spark.transport import encoding
+from headwater.engine.spark.transport.encoding import Refused
+from headwater.engine.spark.transport.wire import Column
 from headwater.plan.aggregates import StateKind, obstacle
-from headwater.plan.dialect import identifier, render
-from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
+from headwater.plan.expression import Expression, column
 from headwater.plan.operators import (
     Aggregate,
     Apply,
@@ -39,8 +36,10 @@ from headwater.plan.operators import (
     UnionAll,
     children,
 )
+from headwater.plan.quoting import identifier
 from headwater.plan.render import Column as ResultColumn
 from headwater.plan.scale import fixed_scale
+from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.substitute import around
 
 
@@ -170,12 +169,12 @@ def _bag_part(
     raw: list[tuple[str, Column]] = []
     carried: dict[str, dict[str, str]] = {}  # alias to its columns, decoded
 
-    def column(tree: exp.Expression) -> str:
-        """The tree's value, carried through Spark and decoded."""
+    def decoded(tree: Expression) -> str:
+        """Carry an expression's value through Spark and decode it."""
         kind = translator.type(tree)
         owner = translator.owner(tree)
         assert owner is not None
-        encoded = encoding.value(render(tree), kind)
+        encoded = encoding.value(tree.text, kind)
         found = Column(f"o{len(raw)}", encoded.kind)
         raw.append((owner.column(encoded), found))
         return encoding.decoded(f"{RAW}.{found.name}", kind)
@@ -183,14 +182,14 @@ def _bag_part(
     outputs = []
     for output, wanted in zip(block.outputs, wanted_columns, strict=True):
         if translator.owner(output.expression) is not None:
-            sql = column(output.expression)
+            sql = decoded(output.expression)
         else:
-            for reference in output.expression.find_all(exp.Column):
-                if reference.table in translator.leaves:
-                    columns = carried.setdefault(reference.table, {})
+            for reference in output.expression.references:
+                if reference.alias in translator.leaves:
+                    columns = carried.setdefault(reference.alias, {})
                     if reference.name not in columns:
-                        columns[reference.name] = column(reference)
-            sql = f"({render(output.expression)})"
+                        columns[reference.name] = decoded(column(reference.name, reference.alias))
+            sql = f"({output.expression.text})"
         if cast:
             sql = f"({sql})::{wanted.type.sql}"
         outputs.append(f"{sql} AS {wanted.sql}")
@@ -226,7 +225,7 @@ def _group_part(plan: GroupPlan, types_of: TypesOf) -> GroupPart:
     kinds = {column.name: column.type for column in plan.rows}
     rows = _Rows()
 
-    def tree(block: Select, name: str) -> exp.Expression:
+    def tree(block: Select, name: str) -> Expression:
         return block.outputs[positions[name]].expression
 
     def carried(
@@ -288,7 +287,7 @@ def _group_part(plan: GroupPlan, types_of: TypesOf) -> GroupPart:
 
 
 def _presence_maker(
-    tree: Callable[[Select, str], exp.Expression], argument: str, kind: ColumnType
+    tree: Callable[[Select, str], Expression], argument: str, kind: ColumnType
 ) -> Callable[[Translator, Select], str]:
     """Something that is NULL when the argument is."""
 
@@ -302,7 +301,7 @@ def _presence_maker(
 
 
 def _number_maker(
-    tree: Callable[[Select, str], exp.Expression], argument: str, kind: ColumnType, scale: int, fixed: bool
+    tree: Callable[[Select, str], Expression], argument: str, kind: ColumnType, scale: int, fixed: bool
 ) -> Callable[[Translator, Select], str]:
     if scale > encoding.LARGEST_SCALE:
         raise Refused(f"a scale of {scale} leaves Spark's decimals too few digits for a sum")
@@ -315,9 +314,9 @@ def _number_maker(
             if number.integer is not None and kind.integer:
                 return number.sql if kind.base != "bigint" else f"CAST({number.sql} AS DECIMAL(38,0))"
             if number.scale > scale:
-                raise Refused(f"{render(expression)}: its {number.scale} fractional digits are too many")
+                raise Refused(f"{expression.text}: its {number.scale} fractional digits are too many")
             return f"CAST({number.sql} AS DECIMAL(38,{scale}))"
-        reference = f"({render(expression)})"
+        reference = f"({expression.text})"
         if kind.integer:
             found = owner.column(encoding.order(reference, kind))
             return found if kind.base != "bigint" else f"CAST({found} AS DECIMAL(38,0))"
@@ -327,7 +326,7 @@ def _number_maker(
 
 
 def _scale_maker(
-    tree: Callable[[Select, str], exp.Expression], argument: str, kind: ColumnType
+    tree: Callable[[Select, str], Expression], argument: str, kind: ColumnType
 ) -> Callable[[Translator, Select], str]:
     def make(translator: Translator, block: Select) -> str:
         expression = tree(block, argument)
@@ -335,7 +334,7 @@ def _scale_maker(
         if owner is None:
             number = translator.number(expression)
             return f"CASE WHEN {number.sql} IS NOT NULL THEN CAST({number.shown_scale} AS BIGINT) END"
-        return owner.column(encoding.scale_of(f"({render(expression)})::numeric"))
+        return owner.column(encoding.scale_of(f"({expression.text})::numeric"))
 
     return make
 

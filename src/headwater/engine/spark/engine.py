@@ -12,21 +12,16 @@ what it reads, and PostgreSQL works out its change, restricted to the keys that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-
-import psycopg
-from sqlglot import exp
 
 from headwater.clock import Phases
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
-from headwater.db.work import Scratch
-from headwater.engine.base import OF_EXPRESSIONS, Inexact
-from headwater.engine.inner import with_inner
-from headwater.engine.postgres import PostgresEngine
+from headwater.db.scratch import Scratch
+from headwater.engine.postgres.engine import PostgresEngine
+from headwater.engine.postgres.nested_deltas import with_inner
 from headwater.engine.spark.pipeline import Mover
 from headwater.engine.spark.program import (
     BagPart,
@@ -39,17 +34,18 @@ from headwater.engine.spark.program import (
     RowsProgram,
     W,
 )
-from headwater.engine.spark.read import BulkRead
 from headwater.engine.spark.translate import Leaf
-from headwater.engine.spark.wire import Column
-from headwater.plan.dialect import identifier, render
-from headwater.plan.differentiate import Term, Version, terms
-from headwater.plan.maintain import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
+from headwater.engine.spark.transport.read import BulkRead
+from headwater.engine.spark.transport.wire import Column
+from headwater.plan.expression import Expression
 from headwater.plan.operators import Query, Scan, scanned_directly, scans
-from headwater.plan.reach import can_restrict
+from headwater.plan.quoting import identifier
 from headwater.plan.render import ANY_TYPE, WEIGHT, Changes, KeyFilter, Staged, delta_sql, input_sql, now_sql
 from headwater.plan.render import Column as KeyColumn
+from headwater.plan.semijoin import can_restrict
+from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.substitute import substituted
+from headwater.plan.terms import Term, Version, terms
 
 SMALL_ROWS = 20_000
 """Up to about so many rows, an input comes through the driver."""
@@ -78,19 +74,11 @@ class _Reached:
     rows: int
 
 
-@contextmanager
-def _or_given_up() -> Iterator[None]:
-    """Leaves to PostgreSQL what it need not meet itself: an error of an expression, while rows are read."""
-    try:
-        yield
-    except psycopg.Error as error:
-        if not (error.sqlstate or "").startswith(OF_EXPRESSIONS):
-            raise
-        raise Inexact(str(error.diag.message_primary)) from error
-
-
 class SparkEngine:
-    """Runs one stream table's program; made for one refresh."""
+    """Runs one stream table's program; made for one refresh.
+
+    Errors of the server pass through: whoever calls an engine decides about them, for all methods alike.
+    """
 
     name = "spark"
 
@@ -117,7 +105,6 @@ class SparkEngine:
 
     # the contract
 
-    @_or_given_up()
     def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
         """Many change rows that are committed, which tasks read in parallel and consolidate themselves."""
         many = {relation for relation, rows in pending.items() if rows > UNSTAGED_ROWS}
@@ -130,7 +117,6 @@ class SparkEngine:
             return scratch.fill("delta", plan.delta_sql(staged))
         return scratch.fill("delta", plan.weighted_sql(self._joined_delta(scratch, rows, staged)))
 
-    @_or_given_up()
     def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
         staged = self._with_inner(scratch, plan, staged)
         if not staged.changes(plan.aggregate.input):
@@ -140,7 +126,6 @@ class SparkEngine:
         raw = self._mover.collect(scratch, "raw0", statement, part.columns(weighted=True))
         return scratch.fill("delta", self._group().finish_state_delta(raw))
 
-    @_or_given_up()
     def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
         staged = self._with_inner(scratch, plan, staged)
         if not staged.changes(plan.aggregate.input):
@@ -153,7 +138,6 @@ class SparkEngine:
     def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> int:
         return self._postgres.recompute(scratch, plan, keys)
 
-    @_or_given_up()
     def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> int:
         match self._program:
             case GroupProgram() as program:
@@ -171,13 +155,6 @@ class SparkEngine:
 
     def load(self, scratch: Scratch, table: str) -> int:
         """Fills new storage, which everybody sees, by tasks; how many rows."""
-        with (
-            _or_given_up(),
-            self._connection.transaction(),
-        ):  # so that PostgreSQL can go on where this stopped
-            return self._load(scratch, table)
-
-    def _load(self, scratch: Scratch, table: str) -> int:
         part_table = "pg_temp.hw_part"
         match self._program:
             case GroupProgram() as program:
@@ -344,7 +321,7 @@ class SparkEngine:
         found, sides = best
         if found.rows * PUSHDOWN_FACTOR > self._rows(leaf) and self._is_large(leaf):
             return None
-        mine, theirs = (", ".join(f"({render(side)})" for side in each) for each in zip(*sides, strict=True))
+        mine, theirs = (", ".join(f"({side.text})" for side in each) for each in zip(*sides, strict=True))
         row = f"({mine})" if len(sides) > 1 else mine
         keys = f"SELECT {theirs} FROM {found.source}{_where(found.predicates)}"
         source, _ = input_sql(leaf.item, Version.NEW, staged, _carried_inside(leaf, found, sides))
@@ -435,17 +412,17 @@ def _next_linked(block: BlockProgram, waiting: Sequence[Leaf], reached: Mapping[
 
 
 def _carried_inside(
-    leaf: Leaf, found: _Reached, sides: Sequence[tuple[exp.Expression, exp.Expression]]
+    leaf: Leaf, found: _Reached, sides: Sequence[tuple[Expression, Expression]]
 ) -> KeyFilter | None:
     """The keys that an input must match, for what it computes inside: it would else compute all of it."""
     pairs = [
-        (mine.name, theirs)
+        (mine.column.name, theirs)
         for mine, theirs in sides
-        if isinstance(mine, exp.Column) and can_restrict(leaf.item.node, mine.name)
+        if mine.column is not None and can_restrict(leaf.item.node, mine.column.name)
     ]
     if not pairs:
         return None
-    listed = ", ".join(f"{render(theirs)} AS k{number}" for number, (_, theirs) in enumerate(pairs))
+    listed = ", ".join(f"{theirs.text} AS k{number}" for number, (_, theirs) in enumerate(pairs))
     return KeyFilter(
         f"(SELECT DISTINCT {listed} FROM {found.source}{_where(found.predicates)})",
         tuple(KeyColumn(f"k{number}", ANY_TYPE, nullable=False) for number in range(len(pairs))),

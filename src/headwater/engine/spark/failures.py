@@ -8,7 +8,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 
 from headwater.db.connection import CANCELLED, QUERY_CANCELED
-from headwater.engine.spark.tasks import TaskError
+from headwater.engine.spark.transport.tasks import TaskError
 from headwater.errors import (
     ConnectionFailed,
     HeadwaterError,

@@ -38,18 +38,20 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater import jobs
-from headwater.catalog import StreamTable
+from headwater.catalog import jobs
+from headwater.catalog.stream_tables import StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings, milliseconds
 from headwater.db.connection import PINNED_SETTINGS, Connection, one, translated
-from headwater.db.work import Scratch, statement
-from headwater.engine.base import OF_EXPRESSIONS, Inexact
-from headwater.engine.spark import read, session, write
+from headwater.db.scratch import Scratch, statement
+from headwater.db.sqlstates import leads_to_recomputing
+from headwater.engine.base import Inexact
 from headwater.engine.spark.failures import failure, task_error
-from headwater.engine.spark.read import BulkRead
-from headwater.engine.spark.tasks import Note
-from headwater.engine.spark.wire import Column
+from headwater.engine.spark.runtime import session, workload
+from headwater.engine.spark.transport import read, write
+from headwater.engine.spark.transport.read import BulkRead
+from headwater.engine.spark.transport.tasks import Note
+from headwater.engine.spark.transport.wire import Column
 from headwater.errors import (
     ConnectionFailed,
     EngineFailed,
@@ -313,7 +315,11 @@ class Pipeline:
         if self._bulk:
             self._collect_by_tasks(table, name, query, columns)
         else:
-            with self.phases.measure("compute"), self._watched("computing"), session.small_work(self.session):
+            with (
+                self.phases.measure("compute"),
+                self._watched("computing"),
+                workload.small_work(self.session),
+            ):
                 # Not toArrow, which runs a job more.
                 rows = self._frame(query).collect()
             schema = read.arrow_schema(columns)
@@ -344,7 +350,7 @@ class Pipeline:
     def _write(self, part: str, query: str, columns: Sequence[Column], table: str, finish: str | None) -> int:
         begun = time.monotonic()
         with self.phases.measure("compute"):
-            with self._watched("computing and writing"), session.bulk_work(self.session):
+            with self._watched("computing and writing"), workload.bulk_work(self.session):
                 rows = write.write_by_tasks(
                     self._frame(query),
                     self._dsn,
@@ -421,7 +427,7 @@ class Pipeline:
     def _told(self, error: Exception) -> HeadwaterError | Inexact:
         label = self._stream_table.label
         task = task_error(error)
-        if task is not None and task.sqlstate.startswith(OF_EXPRESSIONS):
+        if task is not None and leads_to_recomputing(task):
             return Inexact(f"a task met an error that the query itself need not meet: {task.message}")
         state = error.getSqlState() if isinstance(error, PySparkException) else None
         if state is not None and str(state).startswith(DATA_EXCEPTION):
@@ -432,6 +438,8 @@ class Pipeline:
         if isinstance(error, HeadwaterError):
             return error
         if isinstance(error, psycopg.Error):
+            if leads_to_recomputing(error):
+                return Inexact(f"{error.diag.message_primary} (SQLSTATE {error.sqlstate})")
             return translated(error, f"refresh of {label}", RefreshFailed)
         if session.is_dead(error) or not session.runtime().running():
             return EngineFailed(

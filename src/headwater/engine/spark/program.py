@@ -6,7 +6,8 @@ PostgreSQL turns it into the tables that `headwater.engine.base` promises. A bag
 for each, for what comes back differs; groups have one part.
 
 What is nonlinear inside a query is a table to the block that reads it. Its change is PostgreSQL's to work out
-(`headwater.engine.inner`) from the change of what it reads; where that is a join, there is a program for it.
+(`headwater.engine.postgres.nested_deltas`) from the change of what it reads; where that is a join, there is a
+program for it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.engine.spark import encoding
 from headwater.engine.spark.translate import Leaf, Link
-from headwater.engine.spark.wire import Column, Kind
+from headwater.engine.spark.transport import encoding
+from headwater.engine.spark.transport.wire import Column, Kind
 from headwater.plan.aggregates import SCALE_DIGITS, State, StateKind, delta_columns
-from headwater.plan.dialect import identifier
-from headwater.plan.differentiate import Term, Version
-from headwater.plan.maintain import BagPlan, GroupPlan
 from headwater.plan.operators import ColumnType, Query, Select
+from headwater.plan.quoting import identifier
 from headwater.plan.render import WEIGHT
+from headwater.plan.storage_plan import BagPlan, GroupPlan
+from headwater.plan.terms import Term, Version
 
 W = "w"
 """The weight on Spark."""

@@ -14,17 +14,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sqlglot import exp
-
-from headwater.engine.spark import encoding
-from headwater.engine.spark.encoding import Encoded, Refused
-from headwater.engine.spark.wire import Column
-from headwater.plan.dialect import render
-from headwater.plan.operators import ColumnType, Constant, Input, Scan, Select, Unsupported
-from headwater.plan.reach import bare
+from headwater.engine.spark.transport import encoding
+from headwater.engine.spark.transport.encoding import Encoded, Refused
+from headwater.engine.spark.transport.wire import Column
+from headwater.plan.errors import Unsupported
+from headwater.plan.expression import (
+    Case,
+    Cast,
+    Coalesce,
+    Distinction,
+    Expression,
+    Literal,
+    Logic,
+    Negation,
+    NullTest,
+    Opaque,
+    Operation,
+    conjuncts,
+)
+from headwater.plan.operators import ColumnType, Constant, Input, Scan, Select
 from headwater.plan.scale import expression_scale
 
-TypesOf = Callable[[Select, Sequence[exp.Expression]], list[ColumnType]]
+TypesOf = Callable[[Select, Sequence[Expression]], list[ColumnType]]
 """Asks the server for the types of expressions over the inputs of a block."""
 
 INTEGER_RANGES = {
@@ -35,17 +46,9 @@ INTEGER_RANGES = {
 # Fractional digits that a numeric of no declared scale may have as a factor: those of a product add up.
 SCALE_BUDGETS = (encoding.LARGEST_SCALE, 8, 4, 3)
 
-_COMPARISONS: dict[type[exp.Expression], str] = {
-    exp.EQ: "=",
-    exp.NEQ: "<>",
-    exp.LT: "<",
-    exp.LTE: "<=",
-    exp.GT: ">",
-    exp.GTE: ">=",
-    exp.NullSafeEQ: "<=>",
-    exp.NullSafeNEQ: "<=>",
-}
-_EQUALITIES = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.NullSafeNEQ)
+_COMPARISONS = frozenset({"=", "<>", "<", "<=", ">", ">="})
+_SAME = "<=>"  # IS NOT DISTINCT FROM, as Spark writes it
+_EQUALITIES = frozenset({"=", "<>", _SAME})
 
 
 @dataclass
@@ -84,11 +87,11 @@ class Link:
     """An equality between two inputs: what key pushdown follows."""
 
     left: str
-    left_side: exp.Expression
+    left_side: Expression
     right: str
-    right_side: exp.Expression
+    right_side: Expression
 
-    def seen_from(self, alias: str, other: str) -> tuple[exp.Expression, exp.Expression] | None:
+    def seen_from(self, alias: str, other: str) -> tuple[Expression, Expression] | None:
         """The side of one input and that of another, if it is between them."""
         sides = {self.left: self.left_side, self.right: self.right_side}
         return (sides[alias], sides[other]) if sides.keys() == {alias, other} else None
@@ -110,85 +113,85 @@ class Translator:
     def __init__(self, block: Select, types_of: TypesOf) -> None:
         self._block = block
         self._types_of = types_of
-        self._types: dict[str, ColumnType] = {}
+        self._types: dict[Expression, ColumnType] = {}
         inputs = block.inputs or (Input("r0", Constant("SELECT 1", ("one",))),)
         self.leaves = {item.alias: Leaf(item) for item in inputs}
         self.links: list[Link] = []
         self.conditions: list[str] = []
-        for predicate in block.predicates:
-            for conjunct in _conjuncts(predicate):
-                self._place(conjunct)
+        for predicate in conjuncts(block.predicates):
+            self._place(predicate)
 
-    def _place(self, predicate: exp.Expression) -> None:
+    def _place(self, predicate: Expression) -> None:
         owner = self.owner(predicate)
         if owner is not None:
-            owner.predicates.append(f"({render(predicate)})")
+            owner.predicates.append(f"({predicate.text})")
             return
         self.conditions.append(self.condition(predicate))
-        if isinstance(predicate, exp.EQ):
-            sides = [self.owner(side) for side in (predicate.this, predicate.expression)]
-            if sides[0] is not None and sides[1] is not None:
-                left, right = bare(predicate.this), bare(predicate.expression)
-                self.links.append(Link(sides[0].alias, left, sides[1].alias, right))
+        if predicate.equality is not None:
+            left, right = predicate.equality
+            owners = (self.owner(left), self.owner(right))
+            if owners[0] is not None and owners[1] is not None:
+                self.links.append(Link(owners[0].alias, left, owners[1].alias, right))
 
     # inputs
 
-    def owner(self, tree: exp.Expression) -> Leaf | None:
+    def owner(self, tree: Expression) -> Leaf | None:
         """The one input that an expression reads (any, if it reads none), or None if it reads several."""
-        aliases = {column.table for column in tree.find_all(exp.Column) if column.table in self.leaves}
-        if len(aliases) > 1:
+        read = [leaf for alias, leaf in self.leaves.items() if alias in tree.aliases]
+        if len(read) > 1:
             return None
-        return self.leaves[aliases.pop()] if aliases else next(iter(self.leaves.values()))
+        return read[0] if read else next(iter(self.leaves.values()))
 
-    def type(self, tree: exp.Expression) -> ColumnType:
-        text = render(tree)
-        if text not in self._types:
+    def type(self, tree: Expression) -> ColumnType:
+        if tree not in self._types:
             try:
-                self._types[text] = self._known_type(tree) or self._types_of(self._block, [tree])[0]
+                self._types[tree] = self._known_type(tree) or self._types_of(self._block, [tree])[0]
             except Unsupported:
                 raise _refusal(tree, "it is no value of its own") from None
-        return self._types[text]
+        return self._types[tree]
 
-    def _known_type(self, tree: exp.Expression) -> ColumnType | None:
-        if isinstance(tree, exp.Column) and tree.table in self.leaves:
-            node = self.leaves[tree.table].item.node
+    def _known_type(self, tree: Expression) -> ColumnType | None:
+        column = tree.column
+        if column is not None and column.alias in self.leaves:
+            node = self.leaves[column.alias].item.node
             if isinstance(node, Scan):
-                return node.source.column(tree.name).type
+                return node.source.column(column.name).type
         return None
 
     # conditions
 
-    def condition(self, tree: exp.Expression) -> str:
+    def condition(self, tree: Expression) -> str:
         """A condition: true, false or NULL on Spark as in PostgreSQL."""
         owner = self.owner(tree)
         if owner is not None:
-            return f"({owner.column(encoding.truth(render(tree)))} = 1)"
-        match tree:
-            case exp.Paren():
-                return self.condition(tree.this)
-            case exp.And() | exp.Or():
-                word = "AND" if isinstance(tree, exp.And) else "OR"
-                return f"({self.condition(tree.this)} {word} {self.condition(tree.expression)})"
-            case exp.Not():
-                return f"(NOT {self.condition(tree.this)})"
-            case exp.Is() if isinstance(tree.expression, exp.Null):
-                word = "IS NOT NULL" if tree.args.get("negate") else "IS NULL"
-                kind = self.type(tree.this)
+            return f"({owner.column(encoding.truth(tree.text))} = 1)"
+        match tree.shape:
+            case Logic(word, parts):
+                return f"({f' {word} '.join(self.condition(part) for part in parts)})"
+            case Negation(value):
+                return f"(NOT {self.condition(value)})"
+            case NullTest(value, negated):
+                kind = self.type(value)
                 if not encoding.is_scalar(kind):
                     raise _refusal(tree, f"a {kind.sql} that has only NULLs in it may count as NULL")
-                return f"({self.carried(tree.this, kind, encoding.value)} {word})"
-            case _ if type(tree) in _COMPARISONS:
-                return self._comparison(tree)
+                word = "IS NOT NULL" if negated else "IS NULL"
+                return f"({self.carried(value, kind, encoding.value)} {word})"
+            case Operation(operator, Expression() as left, right) if operator in _COMPARISONS:
+                return self._comparison(tree, left, operator, right)
+            case Distinction(left, right, negated):
+                same = self._comparison(tree, left, _SAME, right)
+                return same if negated else f"(NOT {same})"
             case _:
                 raise _refusal(tree, "Spark has no operator that is provably the same")
 
-    def _comparison(self, tree: exp.Expression) -> str:
-        left, right = self._operands(tree)
-        negation = "NOT " if isinstance(tree, exp.NullSafeNEQ) else ""
-        return f"({negation}{left} {_COMPARISONS[type(tree)]} {right})"
+    def _comparison(self, tree: Expression, left: Expression, operator: str, right: Expression) -> str:
+        """Compare two values by one of Spark's operators."""
+        one, other = self._operands(tree, (left, right), equality=operator in _EQUALITIES)
+        return f"({one} {operator} {other})"
 
-    def _operands(self, tree: exp.Expression) -> tuple[str, str]:
-        sides = (tree.this, tree.expression)
+    def _operands(
+        self, tree: Expression, sides: tuple[Expression, Expression], *, equality: bool
+    ) -> tuple[str, str]:
         kinds = [self.type(side) for side in sides]
         owners = [self.owner(side) for side in sides]
         try:
@@ -198,14 +201,14 @@ class Translator:
                 raise Refused("one of its sides reads several tables and is no number")
             among = encoding.common_family(*kinds)
             scale = max(map(encoding.order_scale, kinds))
-            if not isinstance(tree, _EQUALITIES):
+            if not equality:
                 collations = {kind.collation for kind in kinds if kind.collation}
                 if len(collations) > 1:
                     raise Refused(f"its sides have the collations {' and '.join(sorted(collations))}")
             encoded = [
-                encoding.key(render(side), kind, among)
-                if isinstance(tree, _EQUALITIES)
-                else encoding.order(render(side), kind, among=among, scale=scale)
+                encoding.key(side.text, kind, among)
+                if equality
+                else encoding.order(side.text, kind, among=among, scale=scale)
                 for side, kind in zip(sides, kinds, strict=True)
             ]
         except Refused as refused:
@@ -214,55 +217,50 @@ class Translator:
 
     # numbers
 
-    def number(self, tree: exp.Expression, factors: int = 0) -> Number:
+    def number(self, tree: Expression, factors: int = 0) -> Number:
         """An integer or numeric expression, exact on Spark or an error there."""
-        if isinstance(tree, exp.Paren):
-            return self.number(tree.this, factors)
-        if isinstance(tree, exp.Literal) and not tree.is_string:
-            return _constant(tree)
+        shape = tree.shape
+        if isinstance(shape, Literal) and shape.number:
+            return _constant(tree, shape.text)
         kind = self.type(tree)
         if not (kind.integer or kind.numeric):
             raise _refusal(tree, f"Spark does not compute with {kind.sql}")
         owner = self.owner(tree)
         if owner is not None:
             return self._read_number(owner, tree, kind, factors)
-        match tree:
-            case exp.Neg():
-                inner = self.number(tree.this, factors)
+        match shape:
+            case Operation("-", None, value):
+                inner = self.number(value, factors)
                 return _checked(Number(f"(- {inner.sql})", inner.integer, inner.scale, inner.shown_scale))
-            case exp.Cast() if kind.sql != kind.base:
+            case Cast() | Opaque() if kind.sql != kind.base:
                 raise _refusal(tree, "a domain's rules are checked by PostgreSQL alone")
-            case exp.Cast() if kind.numeric and not tree.to.expressions:
-                return _as_numeric(self.number(tree.this, factors))
-            case exp.Cast() if kind.integer and self.type(tree.this).integer:
-                inner = self.number(tree.this, factors)
+            case Cast(value, modifiers=()) if kind.numeric:
+                return _as_numeric(self.number(value, factors))
+            case Cast(value) if kind.integer and self.type(value).integer:
+                inner = self.number(value, factors)
                 return _checked(Number(inner.sql, kind.base, 0, "0"))
-            case exp.Add() | exp.Sub() | exp.Mul():
-                deeper = factors + isinstance(tree, exp.Mul)
-                return _combined(tree, self.number(tree.this, deeper), self.number(tree.expression, deeper))
-            case exp.Div() | exp.Mod() if kind.integer:
-                left, right = self.number(tree.this), self.number(tree.expression)
-                word = "DIV" if isinstance(tree, exp.Div) else "%"
+            case Operation("+" | "-" | "*" as operator, Expression() as one, other):
+                deeper = factors + (operator == "*")
+                return _combined(tree, self.number(one, deeper), operator, self.number(other, deeper))
+            case Operation("/" | "%" as operator, Expression() as one, other) if kind.integer:
+                left, right = self.number(one), self.number(other)
+                word = "DIV" if operator == "/" else "%"
                 return _checked(Number(f"({left.sql} {word} {right.sql})", _wider(left, right), 0, "0"))
-            case exp.Div():
+            case Operation("/"):
                 raise _refusal(tree, "how many digits a quotient has is a rule of PostgreSQL's own")
-            case exp.Anonymous() if tree.name.lower() == "coalesce":
-                found = [self.number(item, factors) for item in tree.expressions]
+            case Coalesce(values):
+                found = [self.number(item, factors) for item in values]
                 return _chosen(kind, [(f"{number.sql} IS NOT NULL", number) for number in found])
-            case exp.Case() if tree.this is None:
-                cases = [
-                    (self.condition(item.this), self.number(item.args["true"], factors))
-                    for item in tree.args["ifs"]
-                ]
-                default = tree.args.get("default")
+            case Case(branches, default):
+                cases = [(self.condition(when), self.number(then, factors)) for when, then in branches]
                 if default is not None:
                     cases.append(("true", self.number(default, factors)))
                 return _chosen(kind, cases)
             case _:
                 raise _refusal(tree, "Spark has no operator that is provably the same")
 
-    def _read_number(self, owner: Leaf, tree: exp.Expression, kind: ColumnType, factors: int) -> Number:
-        reference = render(tree)
+    def _read_number(self, owner: Leaf, tree: Expression, kind: ColumnType, factors: int) -> Number:
+        reference = tree.text
         if kind.integer:
             return Number(owner.column(encoding.order(reference, kind)), kind.base, 0, "0")
         fixed = expression_scale(tree, self._block)
@@ -278,30 +276,29 @@ class Translator:
     # values
 
     def carried(
-        self, tree: exp.Expression, kind: ColumnType, encode: Callable[[str, ColumnType], Encoded]
+        self, tree: Expression, kind: ColumnType, encode: Callable[[str, ColumnType], Encoded]
     ) -> str:
         """A value in one of the encodings. What only chooses between values keeps every encoding of them."""
         owner = self.owner(tree)
         if owner is not None:
-            reference = render(tree)
+            reference = tree.text
             if self.type(tree).sql != kind.sql:  # as UNION and CASE would cast it
                 reference = f"({reference})::{kind.sql}"
             return owner.column(encode(reference, kind))
-        match tree:
-            case exp.Paren():
-                return self.carried(tree.this, kind, encode)
-            case exp.Anonymous() if tree.name.lower() == "coalesce":
-                return f"coalesce({', '.join(self.carried(item, kind, encode) for item in tree.expressions)})"
-            case exp.Case() if tree.this is None:
-                conditions = [self.condition(item.this) for item in tree.args["ifs"]]
-                values = [self.carried(item.args["true"], kind, encode) for item in tree.args["ifs"]]
-                default = tree.args.get("default")
+        match tree.shape:
+            case Coalesce(values):
+                return f"coalesce({', '.join(self.carried(item, kind, encode) for item in values)})"
+            case Case(branches, default):
+                conditions = [self.condition(when) for when, _ in branches]
+                chosen = [self.carried(then, kind, encode) for _, then in branches]
                 if default is not None:
                     conditions.append("true")
-                    values.append(self.carried(default, kind, encode))
-                return _case(conditions, values)
-            case exp.DPipe() if kind.sql == "text" == self.type(tree).sql and kind.deterministic:
-                parts = [_concatenated(self, side) for side in (tree.this, tree.expression)]
+                    chosen.append(self.carried(default, kind, encode))
+                return _case(conditions, chosen)
+            case Operation("||", Expression() as left, right) if (
+                kind.sql == "text" == self.type(tree).sql and kind.deterministic
+            ):
+                parts = [_concatenated(self, side) for side in (left, right)]
                 return f"concat({', '.join(parts)})"
             case _ if kind.integer and self.type(tree).sql == kind.sql:
                 return self.number(tree).sql
@@ -316,37 +313,31 @@ class Translator:
                 )
 
 
-def _concatenated(translator: Translator, side: exp.Expression) -> str:
+def _concatenated(translator: Translator, side: Expression) -> str:
     kind = translator.type(side)
     if encoding.family(kind) not in ("text", "integer"):
         raise _refusal(side, f"{kind.sql} in a concatenation is written by PostgreSQL's own rules")
     owner = translator.owner(side)
     if owner is not None:
-        return owner.column(Encoded(f"({render(side)})::text", "text"))
+        return owner.column(Encoded(f"({side.text})::text", "text"))
     if kind.integer:
         return f"CAST({translator.number(side).sql} AS STRING)"
     return translator.carried(side, kind, encoding.value)
 
 
-def _conjuncts(tree: exp.Expression) -> list[exp.Expression]:
-    while isinstance(tree, exp.Paren):
-        tree = tree.this
-    if isinstance(tree, exp.And):
-        return [*_conjuncts(tree.this), *_conjuncts(tree.expression)]
-    return [tree]
-
-
-def _constant(tree: exp.Literal) -> Number:
-    whole, _, fraction = tree.name.partition(".")
+def _constant(tree: Expression, text: str) -> Number:
+    """Write a number, in the type that PostgreSQL gives it."""
+    whole, point, fraction = text.removeprefix("-").partition(".")
     if not (whole + fraction).isdigit():
         raise _refusal(tree, "a number in scientific notation has no digits to count")
-    if not fraction and "." not in tree.name and int(whole) <= INTEGER_RANGES["bigint"][1]:
-        kind = "integer" if int(whole) <= INTEGER_RANGES["integer"][1] else "bigint"
-        return Number(f"{int(whole)}L", kind, 0, "0")
+    for kind in ("integer", "bigint"):
+        first, last = INTEGER_RANGES[kind]
+        if not point and first <= int(text) <= last:
+            return Number(f"{int(text)}L", kind, 0, "0")
     if len(fraction) > encoding.LARGEST_SCALE or len(whole) > 20:
         raise _refusal(tree, "it has more digits than Spark's decimals")
     scale = len(fraction)
-    return Number(f"CAST('{tree.name}' AS DECIMAL(38,{scale}))", None, scale, str(scale))
+    return Number(f"CAST('{text}' AS DECIMAL(38,{scale}))", None, scale, str(scale))
 
 
 def _wider(left: Number, right: Number) -> str | None:
@@ -354,12 +345,11 @@ def _wider(left: Number, right: Number) -> str | None:
     return next((kind for kind in ("bigint", "integer", "smallint") if kind in kinds), None)
 
 
-def _combined(tree: exp.Expression, left: Number, right: Number) -> Number:
-    sign = "*" if isinstance(tree, exp.Mul) else "+" if isinstance(tree, exp.Add) else "-"
+def _combined(tree: Expression, left: Number, operator: str, right: Number) -> Number:
     if left.integer and right.integer:
-        return _checked(Number(f"({left.sql} {sign} {right.sql})", _wider(left, right), 0, "0"))
+        return _checked(Number(f"({left.sql} {operator} {right.sql})", _wider(left, right), 0, "0"))
     left, right = _as_numeric(left), _as_numeric(right)
-    if isinstance(tree, exp.Mul):
+    if operator == "*":
         scale, shown = left.scale + right.scale, f"({left.shown_scale} + {right.shown_scale})"
     else:
         scale = max(left.scale, right.scale)
@@ -368,7 +358,7 @@ def _combined(tree: exp.Expression, left: Number, right: Number) -> Number:
             shown = left.shown_scale
     if scale > encoding.LARGEST_SCALE:
         raise _refusal(tree, f"its {scale} fractional digits leave Spark's decimals too few others")
-    return Number(f"({left.sql} {sign} {right.sql})", None, scale, shown)
+    return Number(f"({left.sql} {operator} {right.sql})", None, scale, shown)
 
 
 def _aligned(left: Number, right: Number) -> tuple[str, str]:
@@ -417,5 +407,5 @@ def _checked(number: Number) -> Number:
     return Number(f"CAST(CAST({number.sql} AS {narrow}) AS BIGINT)", number.integer, 0, "0")
 
 
-def _refusal(tree: exp.Expression, reason: str) -> Refused:
-    return Refused(f"{render(tree).replace(chr(34), '')}: {reason}")
+def _refusal(tree: Expression, reason: str) -> Refused:
+    return Refused(f"{tree.text.replace(chr(34), '')}: {reason}")

@@ -1,3 +1,3 @@
-SELECT "r1"."id" AS "id", "r2"."name" AS "name", "r1"."amount" AS "amount", "r1".__hw_w * "r2".__hw_w AS __hw_w FROM d_orders AS "r1", (SELECT "id", "name", 1::bigint AS __hw_w FROM "public"."customers" UNION ALL SELECT "id", "name", -__hw_w FROM d_customers AS o) AS "r2" WHERE ("r1"."customer_id" = "r2"."id") AND ("r1"."amount" > 10)
+SELECT r1.id AS "id", r2.name AS "name", r1.amount AS "amount", "r1".__hw_w * "r2".__hw_w AS __hw_w FROM d_orders AS "r1", (SELECT "id", "name", 1::bigint AS __hw_w FROM "public"."customers" UNION ALL SELECT "id", "name", -__hw_w FROM d_customers AS o) AS "r2" WHERE (r1.customer_id = r2.id) AND (r1.amount > 10)
 UNION ALL
-SELECT "r1"."id" AS "id", "r2"."name" AS "name", "r1"."amount" AS "amount", "r2".__hw_w AS __hw_w FROM "public"."orders" AS "r1", d_customers AS "r2" WHERE ("r1"."customer_id" = "r2"."id") AND ("r1"."amount" > 10)
+SELECT r1.id AS "id", r2.name AS "name", r1.amount AS "amount", "r2".__hw_w AS __hw_w FROM "public"."orders" AS "r1", d_customers AS "r2" WHERE (r1.customer_id = r2.id) AND (r1.amount > 10)

@@ -1,1 +1,1 @@
-SELECT "r2"."region" AS "k1", "r1"."note" AS "k2", "r1"."amount" AS "a3", "r1"."id" AS "a4" FROM keys AS kk, "public"."orders" AS "r1", "public"."customers" AS "r2" WHERE ("r1"."customer_id" = "r2"."id") AND ("r2"."region") OPERATOR(pg_catalog.=) kk."k1"
+SELECT r2.region AS "k1", r1.note AS "k2", r1.amount AS "a3", r1.id AS "a4" FROM keys AS kk, "public"."orders" AS "r1", "public"."customers" AS "r2" WHERE (r1.customer_id = r2.id) AND (r2.region) OPERATOR(pg_catalog.=) kk."k1"

@@ -1,0 +1,1 @@
+"""What the catalog in the database says, read and written."""

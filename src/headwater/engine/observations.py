@@ -1,0 +1,192 @@
+"""What refreshes of stream tables took: from their history, and each refresh of this process adds to it.
+
+A refresh whose engine gave up is left out: what it took is neither engine's. So is planning, which a session
+does once. The history is read again from time to time, for other processes refresh as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from headwater.db.connection import Connection, one
+from headwater.db.queries import query
+from headwater.engine.cost_model import Name, Observation, fitted
+from headwater.util.lru_cache import Remembered
+
+RECENT, RECENT_FULL = 50, 5
+"""So many deltas, and so many times that everything was computed, tell what one takes."""
+READ_AGAIN = 16
+"""After so many refreshes of a stream table its history is read again."""
+REMEMBERED = 10_000
+"""Stream tables of which this process remembers what they took."""
+SHOWN_ROWS = (1, 100, 10_000, 1_000_000)
+"""Sizes of changes for which predictions are shown."""
+GIVEN_UP = "given up"
+"""The phase of a refresh that recomputed in which it had tried a delta: it would have taken even longer."""
+FAILED = "failed"
+"""The phase of a refresh that recomputed in which it had tried a delta that met an error."""
+LOOKED_AT = 256
+"""So many of the latest refreshes tell how many deltas failed in a row. Even if each came after
+`MOST_PASSED_OVER` others, enough of them are among these to pass over as many again."""
+INSTEAD = "instead of Spark"
+"""How the reason of a refresh begins that Spark was to compute and PostgreSQL did."""
+
+
+class Failures(NamedTuple):
+    """What is incremental of a stream table and met errors, since its last delta."""
+
+    in_a_row: int = 0
+    recomputed_since: int = 0  # refreshes after the latest of them
+    sqlstate: str | None = None  # of the latest
+
+
+NO_FAILURES = Failures()
+
+
+@dataclass(frozen=True)
+class Full:
+    """One time that everything was computed: what that, comparing and writing took, without planning."""
+
+    action: str  # load or recompute
+    engine: str
+    elapsed_ms: float
+
+
+@dataclass
+class _Known:
+    deltas: list[Observation] = field(default_factory=list)  # the latest first
+    full: list[Full] = field(default_factory=list)  # likewise
+    failures: Failures = NO_FAILURES
+    added: int = 0  # since the history was read
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a refresh with so many change rows would take in each way, in milliseconds; None if unknown."""
+
+    rows: int
+    postgres_ms: float | None
+    spark_ms: float | None
+    full_ms: float | None
+
+
+@dataclass(frozen=True)
+class Took:
+    """What one refresh took."""
+
+    stream_table_id: int
+    action: str
+    engine: str
+    engine_reason: str
+    rows: int
+    elapsed_ms: float
+    phases: Mapping[str, float]
+    sqlstate: str | None = None  # of the error that a delta met before
+
+
+class Experience:
+    """Of one process with the stream tables of one database."""
+
+    def __init__(self) -> None:
+        self._known = Remembered[int, _Known](REMEMBERED)
+
+    def deltas(self, connection: Connection, stream_table_id: int) -> list[Observation]:
+        """What recent deltas took, the latest first."""
+        return self._of(connection, stream_table_id).deltas
+
+    def full_ms(self, connection: Connection, stream_table_id: int) -> float | None:
+        """What recomputing took lately, or else loading; None if neither is known.
+
+        Loading is a fair guess: it computes the same, and writing all rows with an index takes no less than
+        comparing them with the stored ones and writing those that differ.
+        """
+        found = self._of(connection, stream_table_id).full
+        recomputed = [item.elapsed_ms for item in found if item.action == "recompute"]
+        return median(recomputed or [item.elapsed_ms for item in found]) if found else None
+
+    def computes_all_here(self, connection: Connection, stream_table_id: int) -> bool:
+        """Whether PostgreSQL computed it when everything was computed last."""
+        found = self._of(connection, stream_table_id).full
+        return bool(found) and found[0].engine == "postgres"
+
+    def failures(self, connection: Connection, stream_table_id: int) -> Failures:
+        """The deltas that met errors one after the other, if the latest ones did."""
+        return self._of(connection, stream_table_id).failures
+
+    def predicted_ms(
+        self, connection: Connection, stream_table_id: int, *, full: bool, engine: Name, rows: int
+    ) -> float | None:
+        """What a refresh is expected to take; None if there was none like it."""
+        if full:
+            return self.full_ms(connection, stream_table_id)
+        seen = [item for item in self.deltas(connection, stream_table_id) if item.engine == engine]
+        return fitted(engine, seen).elapsed.at(rows) if seen else None
+
+    def predictions(self, connection: Connection, stream_table_id: int) -> tuple[Prediction, ...]:
+        """For changes of several sizes."""
+        full = self.full_ms(connection, stream_table_id)
+
+        def delta(engine: Name, rows: int) -> float | None:
+            return self.predicted_ms(connection, stream_table_id, full=False, engine=engine, rows=rows)
+
+        return tuple(
+            Prediction(rows, delta("postgres", rows), delta("spark", rows), full) for rows in SHOWN_ROWS
+        )
+
+    def add(self, took: Took) -> None:
+        """What a refresh took that has been committed."""
+        known = self._known.get(took.stream_table_id)
+        if known is None:
+            return
+        known.added += 1
+        known.failures = _with(known.failures, took)
+        if took.engine_reason.startswith(INSTEAD):
+            return
+        if took.action == "recompute":
+            elapsed = took.elapsed_ms - took.phases.get("plan", 0.0)
+            known.full = [Full(took.action, took.engine, elapsed), *known.full][:RECENT_FULL]
+            if (tried := took.phases.get(GIVEN_UP)) is not None:
+                known.deltas = [Observation("postgres", took.rows, tried, tried), *known.deltas][:RECENT]
+        elif took.action == "delta" and took.rows > 0:
+            elapsed = took.elapsed_ms - took.phases.get("plan", 0.0)
+            database = elapsed - took.phases.get("start", 0.0)
+            if took.engine == "spark":
+                database -= took.phases.get("compute", 0.0)
+            known.deltas = [Observation(took.engine, took.rows, elapsed, database), *known.deltas][:RECENT]
+
+    def _of(self, connection: Connection, stream_table_id: int) -> _Known:
+        known = self._known.get(stream_table_id)
+        if known is None or known.added >= READ_AGAIN:
+            values = {
+                "id": stream_table_id,
+                "recent": RECENT,
+                "recent_full": RECENT_FULL,
+                "instead": f"{INSTEAD}%",
+                "given_up": GIVEN_UP,
+            }
+            found = one(
+                connection, query("engine", "failures"), {"id": stream_table_id, "looked_at": LOOKED_AT}
+            )
+            known = _Known(failures=Failures(*found))
+            for kind, engine, rows, elapsed, database in connection.execute(
+                query("engine", "experience"), values
+            ):
+                if kind == "delta":
+                    known.deltas.append(Observation(engine, rows, elapsed, database))
+                else:
+                    known.full.append(Full(kind, engine, elapsed))
+            self._known.put(stream_table_id, known)
+        return known
+
+
+def _with(failures: Failures, took: Took) -> Failures:
+    if took.action == "delta":
+        return NO_FAILURES
+    if took.action not in ("load", "recompute"):
+        return failures
+    if took.sqlstate is not None:
+        return Failures(failures.in_a_row + 1, 0, took.sqlstate)
+    return failures._replace(recomputed_since=failures.recomputed_since + 1)

@@ -1,0 +1,74 @@
+"""The engine inside PostgreSQL: the plan's SQL, run in the refresh's own transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headwater.db.scratch import Scratch
+from headwater.engine.postgres.nested_deltas import with_inner
+from headwater.engine.postgres.stepwise_joins import MANY_ROWS, Joins
+from headwater.plan.operators import Aggregate, Query, Select, UnionAll
+from headwater.plan.render import Staged
+from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
+
+MOST_AT_ONCE = 1_000
+"""Changed rows from which on statistics between the steps of a refresh are worth their time."""
+
+
+class PostgresEngine:
+    """Every plan runs here, for every plan is the user's own SQL."""
+
+    name = "postgres"
+
+    def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
+        """What one statement reads once, and joins with nothing: staging would only copy it."""
+        body = plan.root.input if isinstance(plan.root, Aggregate) else plan.root
+        if plan.columns or not _reads_once(body):
+            return frozenset()
+        return frozenset(source.relation for source in plan.sources)
+
+    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> int:
+        return scratch.fill("delta", plan.delta_sql(_worked_out(scratch, plan, plan.body, staged)))
+
+    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
+        staged = _worked_out(scratch, plan, plan.aggregate.input, staged)
+        return scratch.fill("delta", plan.state_delta_sql(staged))
+
+    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
+        staged = _worked_out(scratch, plan, plan.aggregate.input, staged)
+        return scratch.fill("keys", plan.affected_sql(staged))
+
+    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> int:
+        return scratch.fill("result", plan.recompute_sql(keys))
+
+    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> int:
+        if isinstance(plan, GroupPlan):
+            return scratch.fill("result", plan.full_sql())
+        return scratch.fill("delta", plan.difference_sql(storage))
+
+
+def is_one_query(plan: IncrementalPlan, pending: Mapping[int, int]) -> bool:
+    """Whether the delta of a plan is one query over what changed, with no steps between.
+
+    Nothing inside it has to be worked out first, and no join is begun for so few rows.
+    """
+    body = plan.root.input if isinstance(plan.root, Aggregate) else plan.root
+    return (
+        not plan.columns
+        and isinstance(body, Select | UnionAll)
+        and sum(pending.values()) < (MOST_AT_ONCE if _reads_once(body) else MANY_ROWS)
+    )
+
+
+def _reads_once(body: Query) -> bool:
+    return isinstance(body, Select) and len(body.inputs) == 1
+
+
+def _worked_out(scratch: Scratch, plan: IncrementalPlan, rows: Query, staged: Staged) -> Staged:
+    """All that a plan's own delta reads: what changed inside it, and its joins where they are begun."""
+    joins = Joins(scratch, plan)
+    return joins.begun(rows, with_inner(scratch, plan, staged, joins.delta_sql))
+
+
+def in_postgres(plan: MaintenancePlan) -> PostgresEngine:
+    return PostgresEngine()

@@ -1,0 +1,350 @@
+"""The changes of what is nonlinear inside a query, from the inside out, each in a table of its own.
+
+A node that has a key: with K the keys that occur in the delta of what it reads, its own delta is its result
+over the rows with these keys as they are now, less that over the rows as they were. A node that looks things
+up is linear in its core; of the rows whose core did not change, only those can change that may find what
+changed in a lookup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from headwater.db.scratch import Scratch
+from headwater.plan.expression import Expression
+from headwater.plan.operators import CORE, Aggregate, Apply, Keyed, Lookup, Node, Nonlinear, Query, children
+from headwater.plan.quoting import identifier
+from headwater.plan.render import (
+    ANY_TYPE,
+    HAS_NULL,
+    HASH,
+    WEIGHT,
+    Column,
+    KeyFilter,
+    Staged,
+    aggregate_sql,
+    apply_sql,
+    consolidated_sql,
+    hash_sql,
+    hashable,
+    is_null,
+    keyed_sql,
+    lookup_filter,
+    now_sql,
+    old_sql,
+)
+from headwater.plan.storage_plan import BagPlan, GroupPlan
+
+INDEXED_ROWS = 200
+"""Rows of a lookup from which on looking into it by an index is worth making one."""
+
+
+DeltaOf = Callable[[Query, Staged], str]
+"""Makes the SQL of the change of what something nonlinear reads, weighted and not consolidated."""
+
+
+FILTERED_ROWS = 1000
+"""Rows from which on those that fail a condition are left out before the next lookup."""
+
+
+def with_inner(scratch: Scratch, plan: BagPlan | GroupPlan, staged: Staged, delta_of: DeltaOf) -> Staged:
+    """The staged changes of sources, and with them those of what is nonlinear inside the plan's query."""
+    return _Inside(scratch, plan.columns, staged, delta_of).of(plan.root) if plan.columns else staged
+
+
+class _Inside:
+    def __init__(
+        self,
+        scratch: Scratch,
+        columns: Mapping[Query, tuple[Column, ...]],
+        staged: Staged,
+        delta_of: DeltaOf,
+    ) -> None:
+        self._scratch = scratch
+        self._columns = columns
+        self._delta_of = delta_of
+        self._inner: dict[Nonlinear, str] = {}
+        self._rows = dict(staged.rows)
+        self._staged = replace(staged, inner=self._inner, rows=self._rows)
+        self._numbers: dict[Nonlinear, int] = {}
+
+    def of(self, root: Query) -> Staged:
+        for child in children(root):
+            self._visit(child)
+        if not isinstance(root, Aggregate):
+            self._stage(root)
+        return self._staged
+
+    def _visit(self, node: Node) -> None:
+        for child in children(node):
+            self._visit(child)
+        self._stage(node)
+
+    def _stage(self, node: Node) -> None:
+        match node:
+            case Aggregate() | Keyed() | Apply() if node not in self._numbers:
+                self._numbers[node] = len(self._numbers) + 1
+                if any(self._staged.changes(child) for child in children(node)):
+                    found = self._applied(node) if isinstance(node, Apply) else self._keyed(node)
+                    if found is not None:
+                        self._inner[node] = found
+            case _:
+                pass
+
+    def _fill(self, node: Nonlinear, what: str, select: str) -> str | None:
+        """The name of a table with the rows of a query, or None if there are none."""
+        table = f"n{self._numbers[node]}_{what}"
+        rows = self._scratch.fill(table, select)
+        self._rows[self._scratch.name(table)] = rows
+        return self._scratch.name(table) if rows else None
+
+    def _changed(self, node: Nonlinear, what: str, child: Query) -> str | None:
+        """The consolidated change of what a node reads."""
+        if not self._staged.changes(child):
+            return None
+        delta = consolidated_sql(self._delta_of(child, self._staged), self._columns[child])
+        return self._fill(node, what, delta)
+
+    def _consolidated(self, node: Nonlinear, parts: list[str]) -> str | None:
+        weighted = "\nUNION ALL\n".join(parts)
+        return self._fill(node, "delta", consolidated_sql(weighted, self._columns[node]))
+
+    # keys
+
+    def _keyed(self, node: Aggregate | Keyed) -> str | None:
+        if isinstance(node, Aggregate):
+            sides: list[tuple[Query, tuple[str, ...]]] = [(node.input, node.keys)]
+        else:
+            sides = [(item.node, keys) for item, keys in zip(node.inputs, node.keys, strict=True)]  # type: ignore[misc]
+        deltas = [self._changed(node, f"in{number}", child) for number, (child, _) in enumerate(sides)]
+        if not any(deltas):
+            return None
+        now = []
+        key_filter = self._affected(node, sides, deltas)
+        for number, (child, keys) in enumerate(sides):
+            if key_filter is None:
+                now.append(now_sql(child))
+            else:
+                rows = now_sql(child, replace(key_filter, columns=keys))
+                table = self._fill(node, f"now{number}", rows)
+                now.append(
+                    f"SELECT * FROM {table or self._scratch.name(f'n{self._numbers[node]}_now{number}')}"
+                )
+        before = [
+            old_sql(rows, delta, self._columns[child]) if delta else rows
+            for rows, delta, (child, _) in zip(now, deltas, sides, strict=True)
+        ]
+        return self._consolidated(
+            node,
+            [
+                self._weighted(node, self._over(node, now), "1"),
+                self._weighted(node, self._over(node, before), "-1"),
+            ],
+        )
+
+    def _over(self, node: Aggregate | Keyed, rows: list[str]) -> str:
+        return aggregate_sql(node, rows[0]) if isinstance(node, Aggregate) else keyed_sql(node, rows)
+
+    def _weighted(self, node: Nonlinear, rows: str, weight: str) -> str:
+        listed = "".join(f"z.{identifier(name)}, " for name in node.output_names)
+        return f"SELECT {listed}{weight}::bigint AS {WEIGHT} FROM (\n{rows}\n) AS z"
+
+    def _affected(
+        self, node: Nonlinear, sides: list[tuple[Query, tuple[str, ...]]], deltas: list[str | None]
+    ) -> KeyFilter | None:
+        """The keys that occur in the deltas of what a node reads."""
+        if not sides[0][1]:
+            return None
+        types = {column.name: column.type for column in self._columns[sides[0][0]]}
+        kinds = [types[name] for name in sides[0][1]]
+        if len(sides) > 1:  # keys are whole rows, compared in the types of the result
+            kinds = [column.type for column in self._columns[node]]
+        keys = tuple(Column(f"k{number}", kind) for number, kind in enumerate(kinds))
+        parts = []
+        for delta, (_, names) in zip(deltas, sides, strict=True):
+            if delta:
+                values = [
+                    f"(d.{identifier(name)})::{key.type.sql} AS {key.sql}"
+                    for name, key in zip(names, keys, strict=True)
+                ]
+                parts.append(f"SELECT {', '.join(values)} FROM {delta} AS d")
+        nulls = " OR ".join(is_null(f"a.{key.sql}") for key in keys)
+        hashed = hash_sql([hashable(f"a.{key.sql}", key.type) for key in keys])
+        listed = ", ".join(f"a.{key.sql}" for key in keys)
+        union = " UNION ALL ".join(parts)
+        distinct = f"SELECT DISTINCT {listed} FROM ({union}) AS a"
+        table = self._fill(
+            node, "keys", f"SELECT a.*, {hashed} AS {HASH}, {nulls} AS {HAS_NULL} FROM ({distinct}) AS a"
+        )
+        return KeyFilter(table or "", keys) if table else None
+
+    # lookups
+
+    def _applied(self, node: Apply) -> str | None:
+        core = self._changed(node, "core", node.core)
+        changed = {
+            lookup.name: table
+            for lookup in node.lookups
+            if (table := self._changed(node, lookup.name, lookup.node)) is not None
+        }
+        touched = self._touched(node, core, changed)
+        names = ", ".join(column.sql for column in self._columns[node.core])
+        now, before = {}, {}
+        for number, lookup in enumerate(node.lookups, 1):
+            rows = " UNION ALL ".join(f"SELECT {names} FROM {table}" for table in (core, touched) if table)
+            if not rows:
+                return None
+            # Only rows whose core did not change are looked up as of before.
+            delta = changed.get(lookup.name) if touched else None
+            now[lookup.name], before[lookup.name] = self._found(node, lookup, f"({rows})", delta)
+            if number < len(node.lookups):
+                sides = (now[lookup.name], before[lookup.name])
+                core, touched = self._passing(node, lookup, sides, core, touched)
+        if core is None and touched is None:
+            return None
+        parts = [
+            self._weighted(node, apply_sql(node, f"SELECT * FROM {table}", now, weighted=True), f"z.{WEIGHT}")
+            for table in (core, touched)
+            if table
+        ]
+        if touched:
+            old = apply_sql(node, f"SELECT * FROM {touched}", before, weighted=True)
+            parts.append(self._weighted(node, old, f"-z.{WEIGHT}"))
+        return self._consolidated(node, parts)
+
+    def _passing(
+        self,
+        node: Apply,
+        lookup: Lookup,
+        sides: tuple[str, str],
+        core: str | None,
+        touched: str | None,
+    ) -> tuple[str | None, str | None]:
+        """The rows that may pass the conditions that read one lookup alone, before others are looked into.
+
+        A changed row must pass them as they are now; any other one now or before, or it is shown in neither.
+        """
+        answered = _answered_alone(node, lookup)
+        many = sum(self._rows.get(table, 0) for table in (core, touched) if table) >= FILTERED_ROWS
+        if not answered or not many:
+            return core, touched
+        bound = ", ".join(
+            f"{identifier(name)} AS NOT MATERIALIZED (\n{rows}\n)"
+            for name, rows in zip((lookup.name, _before(lookup)), sides, strict=True)
+        )
+        passes = " AND ".join(f"({tree.text})" for tree in answered)
+        passed = " AND ".join(f"({_asked_before(tree, lookup).text})" for tree in answered)
+
+        def filtered(table: str | None, what: str, condition: str) -> str | None:
+            if table is None:
+                return None
+            select = f"WITH {bound} SELECT {CORE}.* FROM {table} AS {CORE} WHERE {condition}"
+            return self._fill(node, f"{what}_{lookup.name}", select)
+
+        return filtered(core, "core", passes), filtered(touched, "touched", f"({passes}) OR ({passed})")
+
+    def _touched(self, node: Apply, core: str | None, changed: Mapping[str, str]) -> str | None:
+        """The rows of the core as it was that may find what changed in a lookup."""
+        columns = self._columns[node.core]
+        listed = "".join(f"{CORE}.{column.sql}, " for column in columns)
+        parts: list[str] = []
+        earlier: list[str] = []
+        bound: list[str] = []
+        for lookup in node.lookups:
+            if lookup.name not in changed:
+                continue
+            delta = changed[lookup.name]
+            finds = _finds(node, lookup, delta)
+            if not lookup.conditions:
+                now = now_sql(lookup.node)
+                sides = {lookup.name: now, _before(lookup): old_sql(now, delta, self._columns[lookup.node])}
+                bound += [f"{identifier(name)} AS MATERIALIZED (\n{rows}\n)" for name, rows in sides.items()]
+            where = " AND ".join([finds, *(f"NOT {other}" for other in earlier)])
+            rows = now_sql(node.core, _finders(lookup, delta))
+            parts.append(f"SELECT {listed}1::bigint AS {WEIGHT} FROM (\n{rows}\n) AS {CORE} WHERE {where}")
+            if core is not None:
+                parts.append(f"SELECT {listed}-{CORE}.{WEIGHT} FROM {core} AS {CORE} WHERE {where}")
+            earlier.append(finds)
+        if not parts:
+            return None
+        weighted = (f"WITH {', '.join(bound)} " if bound else "") + "\nUNION ALL\n".join(parts)
+        return self._fill(node, "touched", consolidated_sql(weighted, columns))
+
+    def _found(self, node: Apply, lookup: Lookup, core: str, delta: str | None) -> tuple[str, str]:
+        """What rows of a core can find in a lookup, as it is now and as it was."""
+        restriction = lookup_filter(lookup, core)
+        now = now_sql(lookup.node, restriction)
+        if restriction is not None:
+            now = self._kept(node, lookup, "now", now)
+        if delta is None:
+            return now, now
+        # What the delta has beyond the restriction may stay: no row of the core finds it.
+        before = old_sql(now, delta, self._columns[lookup.node])
+        # What refers to the rows outside is evaluated for each of them, and must not be worked out each time.
+        return now, before if lookup.exempt else self._kept(node, lookup, "old", before)
+
+    def _kept(self, node: Apply, lookup: Lookup, when: str, rows: str) -> str:
+        """Rows of a lookup in a table of their own."""
+        table = f"n{self._numbers[node]}_{lookup.name}_{when}"
+        count = self._scratch.fill(table, rows)
+        if lookup.equals and not node.joins and count >= INDEXED_ROWS:
+            # A subquery looks into it once for each row; only a join has other ways.
+            self._scratch.index(table, [column for column, _ in lookup.equals])
+        return f"SELECT * FROM {self._scratch.name(table)}"
+
+
+def _finds(node: Apply, lookup: Lookup, delta: str) -> str:
+    """The condition that a row of the core may find something else in a lookup than before."""
+    if lookup.conditions:
+        conditions = " AND ".join(f"({condition})" for condition in lookup.condition_sql)
+        return f"EXISTS (SELECT FROM {delta} AS {identifier(lookup.name)} WHERE {conditions})"
+    # Every row asks it the same, and most of them still get the answer they had.
+    differ = [
+        f"(({tree.text}) IS TRUE) <> (({_asked_before(tree, lookup).text}) IS TRUE)"
+        for tree in _answered_alone(node, lookup)
+    ]
+    return f"({' OR '.join(differ) or 'true'})"
+
+
+def _before(lookup: Lookup) -> str:
+    """The name of a lookup as it was."""
+    return f"{lookup.name}_before"
+
+
+def _asked_before(tree: Expression, lookup: Lookup) -> Expression:
+    """An expression that reads a lookup as it was."""
+    return tree.reading({lookup.name: _before(lookup)})
+
+
+def _answered_alone(node: Apply, lookup: Lookup) -> list[Expression]:
+    """The conditions on rows of the core that read a lookup, if nothing else does and they read no other."""
+    names = {other.name for other in node.lookups}
+
+    def read(tree: Expression) -> set[str]:
+        return set(tree.tables & names)
+
+    shown = [output.expression for output in node.outputs] + [joined.item for joined in node.joins]
+    joining = [joined.condition for joined in node.joins if joined.condition is not None]
+    if any(lookup.name in read(tree) for tree in [*shown, *joining]):
+        return []
+    reading = [tree for tree in node.predicates if lookup.name in read(tree)]
+    if any(read(tree) != {lookup.name} or not tree.aliases <= {CORE, lookup.name} for tree in reading):
+        return []
+    return reading
+
+
+def _finders(lookup: Lookup, delta: str) -> KeyFilter | None:
+    """Restricts a core to the rows whose values occur in the delta of a lookup."""
+    if not lookup.equals or lookup.exempt:
+        return None
+    listed = ", ".join(
+        f"d.{identifier(column)} AS k{number}" for number, (column, _) in enumerate(lookup.equals)
+    )
+    return KeyFilter(
+        f"(SELECT DISTINCT {listed} FROM {delta} AS d)",
+        tuple(Column(f"k{number}", ANY_TYPE, nullable=False) for number in range(len(lookup.equals))),
+        columns=tuple(column for _, column in lookup.equals),
+        exists=True,
+        first=True,
+    )

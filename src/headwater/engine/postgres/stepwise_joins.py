@@ -1,0 +1,81 @@
+"""Joining what changed with tables as they were, step by step.
+
+A term of a join's delta reads some inputs as they were: the rows of now less the delta. Inside one statement
+with several joins the server knows nothing of how such a union is distributed, and guesses badly. So where
+much changed, a term is joined in the steps of its itinerary, each result a table of its own with statistics,
+before the rest is joined in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from headwater.db.scratch import Scratch
+from headwater.plan.join_steps import Leg
+from headwater.plan.operators import Node, Query, Select, UnionAll
+from headwater.plan.render import WEIGHT, Staged, block_sql, delta_sql
+from headwater.plan.storage_plan import IncrementalPlan
+from headwater.plan.terms import Term, Version, terms
+
+MANY_ROWS = 100
+"""From so many changed rows on, joining step by step is worth the statements."""
+
+
+class Joins:
+    """The joins of one delta that are begun; each once, however often it is read."""
+
+    def __init__(self, scratch: Scratch, plan: IncrementalPlan) -> None:
+        self._scratch = scratch
+        self._plan = plan
+        self._begun: dict[tuple[Select, Term], tuple[Select, Term] | None] = {}
+        self._tables: dict[int, str] = {}
+
+    def delta_sql(self, node: Query, staged: Staged) -> str:
+        """The change of a linear query as a weighted relation, not consolidated."""
+        return delta_sql(node, self.begun(node, staged))
+
+    def begun(self, node: Query, staged: Staged) -> Staged:
+        """The staged changes, with the terms of the joins in a linear query begun where that pays."""
+        for block in _blocks(node):
+            for term in terms(block, staged.changes, staged.size):
+                pivot = block.inputs[term.index(Version.DELTA)]
+                known = Version.OLD not in term or (block, term) in self._begun
+                if not known and staged.size(pivot.node) >= MANY_ROWS:
+                    self._begin(block, term, staged)
+        return self._with(staged)
+
+    def _with(self, staged: Staged) -> Staged:
+        return replace(staged, tables={**staged.tables, **self._tables}, begun=self._begun)
+
+    def _begin(self, block: Select, term: Term, staged: Staged) -> None:
+        way = self._plan.itinerary(block, term)
+        for leg in way.legs:
+            if not self._scratch.fill(leg.table, _leg_sql(leg, self._with(staged))):
+                self._begun[block, term] = None
+                return
+            self._tables[leg.relation] = self._scratch.name(leg.table)
+        if way.legs:
+            self._begun[block, term] = way.rest
+
+
+def _blocks(node: Node) -> Iterator[Select]:
+    """The joins that make up a linear query, from the inside out."""
+    match node:
+        case Select():
+            for item in node.inputs:
+                yield from _blocks(item.node)
+            yield node
+        case UnionAll():
+            for branch in node.branches:
+                yield from _blocks(branch)
+        case _:
+            pass
+
+
+def _leg_sql(leg: Leg, staged: Staged) -> str:
+    names = leg.block.output_names
+    now = block_sql(leg.block, leg.now, staged, names, weighted=True)
+    delta = block_sql(leg.block, leg.delta, staged, names, weighted=True)
+    listed = "".join(f'm."{name}", ' for name in names)
+    return f"{now}\nUNION ALL\nSELECT {listed}-m.{WEIGHT} FROM (\n{delta}\n) AS m"

@@ -1,0 +1,1 @@
+"""Spark itself: its Java, its JVM, its session, and where it runs."""

@@ -1,0 +1,1 @@
+"""How rows travel between PostgreSQL and Spark."""

@@ -1,0 +1,1 @@
+"""What users and operators look at: status, explain, verify, audits."""

@@ -1,0 +1,1 @@
+"""What users do to a stream table: create, alter, replace, drop, repair."""

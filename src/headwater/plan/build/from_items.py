@@ -1,0 +1,521 @@
+"""FROM: tables, views, common table expressions, subqueries, functions, and the joins between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from postgast import pg_query_pb2 as pg
+from postgast.pg_query_pb2 import Node as Tree
+from postgast.pg_query_pb2 import SelectStmt
+
+from headwater.plan import syntax
+from headwater.plan.errors import Unsupported
+from headwater.plan.expression import ColumnRef, Expression, all_of, column, conjuncts
+from headwater.plan.operators import (
+    CORE,
+    Apply,
+    Constant,
+    Expansion,
+    Input,
+    Joined,
+    Lookup,
+    Node,
+    Output,
+    Query,
+    Scan,
+    Select,
+    UnionAll,
+)
+from headwater.plan.build.rename import renamed
+from headwater.plan.build.scope import Block, Lifted, MERGED, Relation, Scope, output_names
+from headwater.plan.build.subqueries import CommonTable, Environment, Subqueries, free_aliases, lifted_to_core
+from headwater.plan.syntax import kind_of, reading
+
+WRITTEN = "s"
+"""Alias of a subquery that stays as it is written."""
+
+OUTER = {pg.JOIN_LEFT: "LEFT", pg.JOIN_RIGHT: "RIGHT", pg.JOIN_FULL: "FULL"}
+
+
+class FromItems(Subqueries):
+    """Builds the block that a FROM clause makes.
+
+    Subqueries, plain views and common table expressions that only filter, project and join are merged into
+    the block that reads them; the columns they compute are substituted.
+    """
+
+    def _from(self, items: list[Tree], environment: Environment) -> tuple[Block, Scope]:
+        block, scope = Block(), Scope()
+        for item in items:
+            scope.relations += self._from_item(item, environment, block, scope)
+        return block, scope
+
+    def _from_item(self, item: Tree, environment: Environment, block: Block, scope: Scope) -> list[Relation]:
+        """A FROM item as part of a block; it may refer to those that the scope has already."""
+        match kind_of(item):
+            case "join_expr":
+                return self._join(item.join_expr, environment, block, scope)
+            case "range_var":
+                return [self._range_var(item.range_var, environment, block)]
+            case "range_subselect":
+                return [self._subselect(item.range_subselect, None, environment, block, scope)]
+            case "range_function" | "json_table" | "range_table_func":
+                return [self._function(item, None, environment, block, scope)]
+            case _:
+                raise Unsupported(f"{syntax.text_of(item)} in FROM has no delta rule yet")
+
+    # joins
+
+    def _join(
+        self, join: pg.JoinExpr, environment: Environment, block: Block, scope: Scope
+    ) -> list[Relation]:
+        with reading(join) as found:
+            if found.is_natural:
+                raise Unsupported("NATURAL JOIN is not expected from the server's deparser")
+            using = syntax.names_of(found.using_clause)
+            quals = found.quals if found.HasField("quals") else None
+            if found.jointype == pg.JOIN_INNER:
+                sides = self._inner(found.larg, found.rarg, quals, using, environment, block, scope)
+            elif found.jointype in OUTER:
+                sides = self._outer_join(
+                    OUTER[found.jointype], found.larg, found.rarg, quals, using, environment, block, scope
+                )
+            else:
+                raise Unsupported(f"{pg.JoinType.Name(found.jointype)} has no delta rule")
+            relations = sides.relations
+            if found.HasField("join_using_alias"):
+                with reading(found.join_using_alias) as alias:
+                    relations = [*relations, block_relation(block, alias.aliasname, sides.merged)]
+            if found.HasField("alias"):
+                relations = [self._aliased_join(found.alias, sides, block)]
+        return relations
+
+    def _aliased_join(self, alias: pg.Alias, sides: _Sides, block: Block) -> Relation:
+        """A join under a name of its own, whose columns are those merged by USING, then the others."""
+        columns = list(sides.merged.items())
+        for side in (sides.left, sides.right):
+            for relation in side:
+                if relation.alias != MERGED:
+                    columns += [item for item in relation.columns.items() if item[0] not in sides.merged]
+        with reading(alias) as found:
+            names = syntax.names_of(found.colnames)
+            seen = [*names, *(name for name, _ in columns[len(names) :])]
+            return block_relation(
+                block, found.aliasname, {name: tree for name, (_, tree) in zip(seen, columns, strict=True)}
+            )
+
+    def _inner(
+        self,
+        larg: Tree,
+        rarg: Tree,
+        quals: Tree | None,
+        using: tuple[str, ...],
+        environment: Environment,
+        block: Block,
+        scope: Scope,
+    ) -> _Sides:
+        left = self._from_item(larg, environment, block, scope)
+        right = self._from_item(rarg, environment, block, Scope(left, scope))
+        block.predicates += self._on(quals, using, left, right, environment)
+        # Each column that USING names is that of the left, which equals that of the right.
+        merged = {name: Scope(left).lookup(name) for name in using}
+        return _Sides(left, right, merged)
+
+    def _outer_join(
+        self,
+        side: str,
+        larg: Tree,
+        rarg: Tree,
+        quals: Tree | None,
+        using: tuple[str, ...],
+        environment: Environment,
+        block: Block,
+        scope: Scope,
+    ) -> _Sides:
+        if side == "LEFT" and _is_lateral(rarg) and not using:
+            left = self._from_item(larg, environment, block, scope)
+            right = [self._left_lateral(rarg, quals, environment, block, Scope(left, scope))]
+            return _Sides(left, right, {})
+        own, other = Block(), Block()
+        left = self._from_item(larg, environment, own, Scope())
+        right = self._from_item(rarg, environment, other, Scope())
+        conditions = self._on(quals, using, left, right, environment)
+        if any(item.has_query for item in conditions):
+            raise Unsupported("a subquery in the condition of an outer join has no delta rule yet")
+        first, second = (own, other) if side != "RIGHT" else (other, own)
+        both = self._outer(first, second, conditions)
+        made: Query = both.node
+        if side == "FULL":
+            made = UnionAll((both.node, self._unmatched(other, own, conditions, both)))
+        alias = next(self._aliases)
+        merged_sides = {name: (Scope(left).lookup(name), Scope(right).lookup(name)) for name in using}
+        kept = own.relations if side == "LEFT" else other.relations if side == "RIGHT" else []
+        for relation in [*own.relations, *other.relations]:
+            relation.columns = {
+                name: column(both.names[id(tree)], alias) for name, tree in relation.columns.items()
+            }
+            if relation not in kept:
+                relation.row_type = None  # a row that was not found is NULL, and not a row of NULLs
+        merged = {}
+        for name, trees in merged_sides.items():
+            mine, theirs = (column(both.names[id(tree)], alias) for tree in trees)
+            values = {"LEFT": mine, "RIGHT": theirs}
+            merged[name] = values.get(side) or Expression(syntax.coalesce([mine.node, theirs.node]))
+        block.inputs.append(Input(alias, made))
+        block.relations += [*own.relations, *other.relations]
+        if merged:
+            left = [block_relation(block, MERGED, merged), *left]  # before those of inner joins
+        return _Sides(left, right, merged)
+
+    def _on(
+        self,
+        quals: Tree | None,
+        using: tuple[str, ...],
+        left: list[Relation],
+        right: list[Relation],
+        environment: Environment,
+    ) -> list[Expression]:
+        """The conditions of a join."""
+        found = []
+        if quals is not None:
+            both = Scope([*left, *right])
+            found = [
+                self._resolve(item.node, both, environment)
+                for item in conjuncts([Expression(quals)])
+                if not syntax.is_true(item.node)
+            ]
+        for name in using:
+            sides = (Scope(left).lookup(name).node, Scope(right).lookup(name).node)
+            found.append(Expression(syntax.equals(*sides)))
+        return found
+
+    def _outer(self, block: Block, own: Block, conditions: list[Expression]) -> _OuterJoin:
+        """LEFT JOIN: each row of the left with what it finds on the right."""
+        core, other, name = Lifted(), Lifted(), next(self._lookup_names)
+        outputs: list[Output] = []
+        names: dict[int, str] = {}
+        for part, lifted, alias in ((block, core, CORE), (own, other, name)):
+            for item in part.relations:
+                for tree in item.columns.values():
+                    if id(tree) not in names:
+                        names[id(tree)] = f"o{len(outputs) + 1}"
+                        outputs.append(Output(names[id(tree)], column(lifted.name(tree), alias)))
+        left, right = block.aliases, own.aliases
+
+        def over(found: ColumnRef) -> Expression | None:
+            reference = column(found.name, found.alias)
+            if found.alias in left:
+                return column(core.name(reference), CORE)
+            return column(other.name(reference), name) if found.alias in right else None
+
+        over_both = [item.mapped(over) for item in conditions]
+        equals = []
+        for original in conditions:
+            pair = _sides(original, left, right)
+            if pair is not None:
+                equals.append((other.name(pair[1]), core.name(pair[0])))
+        lookup = Lookup(name, self._rows(own, [], other.outputs()), tuple(over_both), tuple(equals))
+        node = Apply(
+            self._rows(block, [], core.outputs()),
+            (lookup,),
+            (Joined(name, Expression(syntax.range_var(name)), all_of(over_both)),),
+            (),
+            tuple(outputs),
+        )
+        return _OuterJoin(node, names)
+
+    def _unmatched(self, own: Block, block: Block, conditions: list[Expression], both: _OuterJoin) -> Apply:
+        """What a FULL JOIN adds to a LEFT one: the rows of the right that no row of the left finds."""
+        mirrored = self._outer(own, block, conditions)
+        lookup = mirrored.node.lookups[0]
+        by_name = {output.name: output for output in mirrored.node.outputs}
+        outputs = tuple(
+            Output(name, by_name[mirrored.names[found]].expression) for found, name in both.names.items()
+        )
+        # A join that finds nothing gives NULLs of the right types.
+        nothing = Joined(
+            lookup.name, Expression(syntax.range_var(lookup.name)), Expression(syntax.boolean(False))
+        )
+        matching = [item.node for item in lookup.conditions]
+        found = syntax.select_from([(syntax.integer(1), "")], lookup.name, matching)
+        alone = Expression(syntax.negation(syntax.exists(found)))
+        return Apply(mirrored.node.core, (lookup,), (nothing,), (alone,), outputs)
+
+    # subqueries and functions
+
+    def _left_lateral(
+        self, item: Tree, quals: Tree | None, environment: Environment, block: Block, scope: Scope
+    ) -> Relation:
+        assert quals is not None
+        if kind_of(item) == "range_subselect":
+            return self._subselect(item.range_subselect, quals, environment, block, scope)
+        return self._function(item, quals, environment, block, scope)
+
+    def _subselect(
+        self,
+        item: pg.RangeSubselect,
+        left_join: Tree | None,
+        environment: Environment,
+        block: Block,
+        scope: Scope,
+    ) -> Relation:
+        """A subquery in FROM; with LATERAL it is evaluated for each row of the block so far."""
+        with reading(item) as found:
+            query = found.subquery.select_stmt
+            if not found.lateral:
+                node = self.query(query, environment)
+                return self._derived(found.alias, node, block, output_names(query))
+            with reading(found.alias) as alias:
+                name, given = alias.aliasname, syntax.names_of(alias.colnames)
+            shown = [*given, *output_names(query)[len(given) :]]
+            if left_join is not None and not syntax.is_true(left_join):
+                # LEFT JOIN LATERAL (q) s ON c  ->  LEFT JOIN LATERAL (SELECT * FROM (q) s WHERE c) ON true
+                filtered = syntax.select()
+                filtered.target_list.extend(syntax.target(syntax.column(each, name)) for each in shown)
+                filtered.from_clause.append(syntax.subselect(query, name, shown))
+                filtered.where_clause.CopyFrom(left_join)
+                query = filtered
+            unique = tuple(f"u{number + 1}" for number in range(len(shown)))
+            template = self._evaluated_for_each(query, unique, scope, environment)
+            tree = Expression(syntax.of_query(template))
+            return self._joined(name, tree, unique, shown, block, left=left_join is not None)
+
+    def _evaluated_for_each(
+        self, query: SelectStmt, names: tuple[str, ...], scope: Scope, environment: Environment
+    ) -> SelectStmt:
+        """A subquery that reads the rows before it, with its columns under these names."""
+        if query.op == pg.SETOP_NONE and not query.values_lists and not query.HasField("with_clause"):
+            try:
+                template = self._correlated(query, scope, environment)
+                for name, item in zip(names, template.target_list, strict=True):
+                    item.res_target.name = name
+                return template
+            except Unsupported:
+                pass  # then it stays as it is written
+        written = self._as_written(query, scope, environment)
+        made = syntax.select()
+        made.target_list.extend(syntax.target(syntax.column(name, WRITTEN)) for name in names)
+        made.from_clause.append(syntax.subselect(written, WRITTEN, names))
+        return made
+
+    def _function(
+        self, item: Tree, left_join: Tree | None, environment: Environment, block: Block, scope: Scope
+    ) -> Relation:
+        """A function in FROM, JSON_TABLE or XMLTABLE: for each row before it, rows made from it."""
+        visible, columns, plain = self._function_parts(item)
+        call = self._resolve(plain, scope, environment)
+        if call.has_query:
+            raise Unsupported("a subquery in the arguments of a function in FROM has no delta rule yet")
+        if left_join is None:
+            alias = next(self._aliases)
+            block.inputs.append(Input(alias, Expansion(call, columns)))
+            return block_relation(block, visible, {name: column(name, alias) for name in columns})
+        if not syntax.is_true(left_join):
+            raise Unsupported("LEFT JOIN LATERAL of a function on a condition has no delta rule yet")
+        listed = syntax.select()
+        listed.target_list.extend(syntax.target(syntax.column(name, "f")) for name in columns)
+        named = syntax.copied(call.node)
+        alias_of = getattr(named, kind_of(named)).alias
+        alias_of.CopyFrom(pg.Alias(aliasname="f", colnames=[syntax.string(name) for name in columns]))
+        listed.from_clause.append(named)
+        tree = Expression(syntax.of_query(listed))
+        return self._joined(visible, tree, columns, list(columns), block, left=True)
+
+    @staticmethod
+    def _function_parts(item: Tree) -> tuple[str, tuple[str, ...], Tree]:
+        """The visible name of a function in FROM, its columns, and itself without its alias."""
+        kind = kind_of(item)
+        plain = syntax.copied(item)
+        inner = getattr(plain, kind)
+        inner.lateral = False
+        inner.ClearField("alias")
+        with reading(getattr(item, kind).alias) as alias:
+            visible, given = alias.aliasname, syntax.names_of(alias.colnames)
+        if kind == "range_function":
+            with reading(item.range_function) as found:
+                # These stay in the item as it is printed.
+                _ = (found.lateral, found.alias, found.functions, found.ordinality, found.is_rowsfrom)
+            if any(len(each.list.items) > 1 and kind_of(each.list.items[1]) for each in inner.functions):
+                raise Unsupported("a column definition list in FROM has no delta rule")
+        elif kind == "json_table":
+            given = (*given, *_json_columns(item.json_table.columns)[len(given) :])
+        else:
+            named = [node.range_table_func_col.colname for node in item.range_table_func.columns]
+            given = (*given, *named[len(given) :])
+        if not given:
+            raise Unsupported(f"{syntax.text_of(item)} in FROM has no delta rule yet")
+        return visible, given, plain
+
+    def _joined(
+        self,
+        visible: str,
+        item: Expression,
+        columns: tuple[str, ...],
+        shown: list[str],
+        block: Block,
+        *,
+        left: bool,
+    ) -> Relation:
+        """The block so far with a FROM item that each of its rows has for itself."""
+        core, alias, made = Lifted(), next(self._aliases), next(self._aliases)
+        inputs = block.aliases
+        outputs: list[Output] = []
+        moved: list[tuple[Relation, dict[str, Expression]]] = []
+        for relation in block.relations:
+            names = {}
+            for name, tree in relation.columns.items():
+                outputs.append(Output(f"o{len(outputs) + 1}", column(core.name(tree), CORE)))
+                names[name] = column(outputs[-1].name, made)
+            moved.append((relation, names))
+        own = {}
+        for found, name in zip(columns, shown, strict=True):
+            outputs.append(Output(f"o{len(outputs) + 1}", column(found, alias)))
+            own[name] = column(outputs[-1].name, made)
+        over_core = partial(lifted_to_core, core=inputs, lifted=core)
+        lookups = tuple(self._lookup(name, inputs, over_core) for name in self._used([item]))
+        condition = Expression(syntax.boolean(True)) if left else None
+        joined = Joined(alias, over_core(item), condition)
+        rows = self._rows(block, [], core.outputs())
+        block.replace_by(Input(made, Apply(rows, lookups, (joined,), (), tuple(outputs))))
+        for relation, names in moved:
+            relation.columns = names
+        return block_relation(block, visible, own)
+
+    # tables, views, common table expressions
+
+    def _range_var(self, item: pg.RangeVar, environment: Environment, block: Block) -> Relation:
+        with reading(item) as found:
+            _ = (found.relpersistence, found.alias)
+            with_children = found.inh
+            name = (found.schemaname, found.relname)
+            common = environment.get(found.relname) if not found.schemaname else None
+            if common is not None:
+                return self._common_table(item, common, block)
+            if name in self._relations.unusable:
+                raise Unsupported(self._relations.unusable[name])
+            if not with_children:
+                raise Unsupported(f"ONLY {'.'.join(name)} in FROM has no delta rule")
+            if name in self._relations.views:
+                view = self._relations.views[name]
+                if name not in self._built:
+                    self._built[name] = self.query(syntax.parse(view.text), {})
+                relation = self._derived(item.alias, self._built[name], block, view.columns, item.relname)
+            elif name in self._relations.sources:
+                source = self._relations.sources[name]
+                scan = Scan(source, tuple(each.name for each in source.columns))
+                relation = self._input(item.alias, scan, block, scan.columns, visible=item.relname)
+            else:
+                raise Unsupported(f"the relation {'.'.join(name)} cannot be told from the query's text")
+            relation.row_type = name
+            return relation
+
+    def _common_table(self, item: pg.RangeVar, common: CommonTable, block: Block) -> Relation:
+        if common not in self._built:
+            self._built[common] = self.query(common.query, common.environment)
+        names = (*common.names, *output_names(common.query)[len(common.names) :])
+        return self._derived(item.alias, self._built[common], block, names, item.relname)
+
+    def _derived(
+        self, alias: pg.Alias, node: Query, block: Block, names: tuple[str, ...] = (), visible: str = ""
+    ) -> Relation:
+        """A subquery in FROM: a plain block is merged into this one, anything else becomes an input."""
+        names = (*names, *node.output_names[len(names) :])
+        if not isinstance(node, Select) or node.expands:
+            # By position, for a subquery may have two columns of one name.
+            unique = tuple(f"u{number + 1}" for number in range(len(names)))
+            return self._input(alias, renamed(node, unique), block, names, unique, visible=visible)
+        fresh = {inner.alias: next(self._aliases) for inner in node.inputs}
+        for inner in node.inputs:
+            made: Node = inner.node
+            if isinstance(made, Expansion):
+                made = Expansion(made.sql.realiased(fresh), made.columns)
+            block.inputs.append(Input(fresh[inner.alias], made))
+        block.predicates += [predicate.realiased(fresh) for predicate in node.predicates]
+        columns = [output.expression.realiased(fresh) for output in node.outputs]
+        return _visible(block, alias, visible, names, columns)
+
+    def _input(
+        self,
+        alias: pg.Alias,
+        node: Scan | Query,
+        block: Block,
+        names: tuple[str, ...],
+        columns: tuple[str, ...] = (),
+        visible: str = "",
+    ) -> Relation:
+        """A node as an input of its own, whose columns are seen under these names."""
+        made = next(self._aliases)
+        block.inputs.append(Input(made, node))
+        return _visible(block, alias, visible, names, [column(name, made) for name in columns or names])
+
+    def _values(self, query: SelectStmt) -> Select:
+        """VALUES, which never change."""
+        if free_aliases(query) or syntax.find(query, "sub_link", "column_ref"):
+            raise Unsupported("VALUES that read something have no delta rule")
+        names = tuple(f"column{number + 1}" for number in range(len(query.values_lists[0].list.items)))
+        constant = Constant(syntax.query_text(query), names)
+        outputs = tuple(Output(name, column(name, "v")) for name in names)
+        return Select((Input("v", constant),), (), outputs)
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """What the two sides of a join can be called by, and the columns that USING merges."""
+
+    left: list[Relation]
+    right: list[Relation]
+    merged: Mapping[str, Expression]
+
+    @property
+    def relations(self) -> list[Relation]:
+        return [*self.left, *self.right]
+
+
+@dataclass(frozen=True)
+class _OuterJoin:
+    node: Apply
+    names: Mapping[int, str]  # by the identity of a column's expression, the output that shows it
+
+
+def block_relation(block: Block, alias: str, columns: Mapping[str, Expression]) -> Relation:
+    """A name for columns of a block, which follows what becomes of the block."""
+    relation = Relation(alias, dict(columns))
+    block.relations.append(relation)
+    return relation
+
+
+def _is_lateral(item: Tree) -> bool:
+    kind = kind_of(item)
+    return kind in ("range_subselect", "range_function", "json_table", "range_table_func") and bool(
+        getattr(item, kind).lateral
+    )
+
+
+def _json_columns(columns: list[Tree]) -> list[str]:
+    """The names of the columns that a JSON_TABLE makes, those of nested ones in their places."""
+    found: list[str] = []
+    for node in columns:
+        item = node.json_table_column
+        found += _json_columns(list(item.columns)) if item.coltype == pg.JTC_NESTED else [item.name]
+    return found
+
+
+def _sides(tree: Expression, left: set[str], right: set[str]) -> tuple[Expression, Expression] | None:
+    """A condition that something on the left equals something on the right."""
+    found = tree.equality
+    for one, other in (found, found[::-1]) if found is not None else ():
+        if one.references and other.references and one.aliases <= left and other.aliases <= right:
+            return one, other
+    return None
+
+
+def _visible(
+    block: Block, alias: pg.Alias, visible: str, names: tuple[str, ...], columns: list[Expression]
+) -> Relation:
+    """The FROM item under its alias, its leading columns renamed where the alias lists names."""
+    with reading(alias) as found:
+        renames = syntax.names_of(found.colnames)
+        seen = [*renames, *names[len(renames) :]]
+        return block_relation(block, found.aliasname or visible, dict(zip(seen, columns, strict=True)))

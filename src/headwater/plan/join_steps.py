@@ -1,0 +1,175 @@
+"""How a term of a join's delta is joined step by step: from its delta outwards, up to one input as it was at
+a time, each result in a table of its own.
+
+An itinerary depends on nothing but the block and the term, so a plan works it out once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from headwater.plan.expression import ColumnRef, Expression, column
+from headwater.plan.operators import (
+    Constant,
+    Expansion,
+    Input,
+    Output,
+    Scan,
+    Select,
+    Source,
+    SourceColumn,
+)
+from headwater.plan.render import ANY_TYPE
+from headwater.plan.semijoin import equalities
+from headwater.plan.terms import Term, Version
+
+JOINED = "w"
+"""Alias of what was joined already."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One step: the block that joins inputs as they are now, and one as it was, to what was joined before."""
+
+    block: Select
+    now: Term  # the block with the one as it is now,
+    delta: Term  # and with its delta: what is to be taken off again
+    table: str  # that holds the result
+    relation: int  # by which later steps read it, below zero
+
+
+@dataclass(frozen=True)
+class Itinerary:
+    """All steps, and what is left to join after them."""
+
+    legs: tuple[Leg, ...]
+    rest: tuple[Select, Term]
+
+
+def itinerary(block: Select, term: Term) -> Itinerary:
+    """From the delta of a term to each input that it reads as it was, as far as equalities lead there."""
+    pivot = block.inputs[term.index(Version.DELTA)]
+    versions = {item.alias: version for item, version in zip(block.inputs, term, strict=True)}
+    way = _Way(block, versions, frozenset({pivot.alias}), pivot)
+    legs = []
+    while (step := way.next_step()) is not None:
+        leg, way = way.taken(step)
+        legs.append(leg)
+    return Itinerary(tuple(legs), way.rest())
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Inputs to join next: some as they are now, and one as it was."""
+
+    between: tuple[str, ...]
+    old: str
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A term of which some inputs are joined."""
+
+    block: Select
+    versions: Mapping[str, Version]
+    covered: frozenset[str]
+    item: Input  # the joined rows, or the delta where it begins
+    table: str = ""
+
+    def next_step(self) -> _Step | None:
+        """The nearest input that is read as it was and that equalities connect to what is joined."""
+        parents: dict[str, str | None] = dict.fromkeys(self.covered)
+        grown = True
+        while grown:
+            grown = False
+            for item in self.block.inputs:
+                if item.alias in parents or isinstance(item.node, Expansion | Constant):
+                    continue
+                known = next(
+                    (
+                        next(iter(used))
+                        for _, other in equalities(self.block, item.alias)
+                        if len(used := other.aliases) == 1 and used <= parents.keys()
+                    ),
+                    None,
+                )
+                if known is None:
+                    continue
+                if self.versions[item.alias] is Version.OLD:
+                    return _Step(tuple(_path(parents, known)), item.alias)
+                if isinstance(item.node, Scan):
+                    parents[item.alias] = known
+                    grown = True
+        return None
+
+    def taken(self, step: _Step) -> tuple[Leg, _Way]:
+        """A step, and the way from where it leads."""
+        block = self._joining(step)
+        begins = (self.block.output_sql, self.block.predicate_sql, self.item.alias, self.table)
+        digest = zlib.crc32(repr((begins, step)).encode())
+        table = f"w{digest:08x}"
+        relation = -digest - 1
+        names = block.output_names
+        columns = tuple(SourceColumn(number, name, ANY_TYPE) for number, name in enumerate(names, 1))
+        source = Source(relation, "", table, "kept", columns)
+        now = {item.alias: Version.NEW for item in block.inputs} | {self.item.alias: Version.DELTA}
+        delta = now | {step.old: Version.DELTA}
+        leg = Leg(block, tuple(now.values()), tuple(delta.values()), table, relation)
+        covered = self.covered | {*step.between, step.old}
+        return leg, replace(self, covered=covered, item=Input(JOINED, Scan(source, names)), table=table)
+
+    def rest(self) -> tuple[Select, Term]:
+        """What is left to join."""
+        others = [item for item in self.block.inputs if item.alias not in self.covered]
+        rewritten = [
+            Input(item.alias, replace(item.node, sql=self._over_joined(item.node.sql)))
+            if isinstance(item.node, Expansion)
+            else item
+            for item in others
+        ]
+        predicates = tuple(self._over_joined(tree) for tree in self._open())
+        outputs = tuple(Output(out.name, self._over_joined(out.expression)) for out in self.block.outputs)
+        block = Select((self.item, *rewritten), predicates, outputs, self.block.expands)
+        return block, (Version.DELTA, *(self.versions[item.alias] for item in others))
+
+    def _joining(self, step: _Step) -> Select:
+        """The block that joins a step to what is joined."""
+        taken = {*step.between, step.old}
+        covered = self.covered | taken
+        inputs = (self.item, *(item for item in self.block.inputs if item.alias in taken))
+        predicates = [tree for tree in self._open() if tree.aliases <= covered]
+        outputs = [
+            Output(f"{alias}.{name}", self._over_joined(column(name, alias)))
+            for alias, name in self._used()
+            if alias in covered
+        ]
+        return Select(inputs, tuple(self._over_joined(tree) for tree in predicates), tuple(outputs))
+
+    def _over_joined(self, tree: Expression) -> Expression:
+        """An expression in which the columns of joined inputs are those of the joined rows."""
+        if not self.table:
+            return tree
+
+        def joined(found: ColumnRef) -> Expression | None:
+            return column(f"{found.alias}.{found.name}", JOINED) if found.alias in self.covered else None
+
+        return tree.mapped(joined)
+
+    def _open(self) -> list[Expression]:
+        """The conditions that are not checked yet; those of the pivot alone hold for its delta, too."""
+        return [tree for tree in self.block.predicates if not self.table or not tree.aliases <= self.covered]
+
+    def _used(self) -> list[tuple[str, str]]:
+        trees = [*self.block.predicates, *(output.expression for output in self.block.outputs)]
+        trees += [item.node.sql for item in self.block.inputs if isinstance(item.node, Expansion)]
+        return list(dict.fromkeys((item.alias, item.name) for tree in trees for item in tree.references))
+
+
+def _path(parents: Mapping[str, str | None], alias: str) -> Iterator[str]:
+    """The inputs on the way to one, those that are joined already left out."""
+    step: str | None = alias
+    while step is not None and parents[step] is not None:
+        yield step
+        step = parents[step]

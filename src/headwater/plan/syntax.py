@@ -1,0 +1,511 @@
+"""PostgreSQL's own parse tree, read and printed through libpg_query.
+
+The tree is what `gram.y` makes: protobuf messages, in which `Node` wraps whichever kind of node stands in a
+place. Trees are values here: nothing changes one in place, `rewritten` returns another. Locations are removed
+when a text is parsed, so two trees are equal if they mean the same.
+
+Printing checks itself. What is printed is parsed again and must give the tree that was printed, so an
+expression that was moved somewhere else cannot change its meaning for want of parentheses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import postgast
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from postgast import PgQueryError
+from postgast import pg_query_pb2 as pg
+from postgast.pg_query_pb2 import Node, SelectStmt
+
+from headwater.plan.errors import Unsupported
+
+try:
+    from google._upb._message import SetAllowOversizeProtos
+except ImportError:  # protobuf in plain Python, which reads nothing that is deeper than 100 messages
+    pass
+else:
+    SetAllowOversizeProtos(True)
+
+ParseError = PgQueryError
+
+LOCATIONS = frozenset(
+    "location name_location stmt_location stmt_len"
+    " list_start list_end rexpr_list_start rexpr_list_end".split()
+)
+"""Fields that say where in the text something stood."""
+
+DEEPEST = 400
+"""Messages inside each other in a tree, two for each operator or call. Rewriting a tree is recursive."""
+
+TOO_DEEP = "operators, calls or subqueries in it are nested too deeply"
+
+GRAMMAR = postgast.parse("SELECT 1").version
+
+M = TypeVar("M", bound=Message)
+
+
+def parse(text: str) -> SelectStmt:
+    """Parse one query. Raises ParseError, or Unsupported if it is no query."""
+    try:
+        statements = postgast.parse(text).stmts
+    except DecodeError as error:
+        raise Unsupported(TOO_DEEP) from error
+    if len(statements) != 1 or statements[0].stmt.WhichOneof("node") != "select_stmt":
+        raise Unsupported("the text is not one query")
+    query = statements[0].stmt.select_stmt
+    _forget_locations(query, DEEPEST)
+    return query
+
+
+def _forget_locations(message: Message, depth: int) -> None:
+    if not depth:
+        raise Unsupported(TOO_DEEP)
+    for field, value in message.ListFields():
+        if field.name in LOCATIONS:
+            message.ClearField(field.name)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for item in _listed(value):
+                _forget_locations(item, depth - 1)
+
+
+def _listed(value: Any) -> Sequence[Message]:
+    return (value,) if isinstance(value, Message) else value
+
+
+# Printing
+
+
+def query_text(query: SelectStmt) -> str:
+    """Print a query so that it means the same when it is parsed again.
+
+    libpg_query leaves out parentheses that a tree of moved parts needs. Such a tree is printed once more with
+    all of them.
+    """
+    text = _deparse(query)
+    if not _means(text, query):
+        text = _with_parentheses(query)
+        if not _means(text, query):
+            raise Unsupported(f"{text} would not mean the same if it were parsed again")
+    return text
+
+
+def _means(text: str, query: SelectStmt) -> bool:
+    try:
+        found = parse(text)
+    except ParseError:
+        return False
+    return found == query or _flattened(found) == _flattened(query)
+
+
+def _flattened(query: SelectStmt) -> SelectStmt:
+    """Undo what means nothing: AND in AND, a negated constant, and LATERAL before what always has it."""
+
+    def change(node: Node) -> Node | None:
+        if kind_of(node) == "bool_expr" and node.bool_expr.boolop in (pg.AND_EXPR, pg.OR_EXPR):
+            parts = list(_parts(node, node.bool_expr.boolop))
+            whole = pg.BoolExpr(
+                boolop=node.bool_expr.boolop, args=[rewritten(part, change) for part in parts]
+            )
+            return Node(bool_expr=whole)
+        if kind_of(node) == "json_table" and node.json_table.lateral:
+            plain = copied(node)
+            plain.json_table.lateral = False
+            return rewritten(plain, change)
+        if kind_of(node) == "a_expr" and names_of(node.a_expr.name) == ("-",) and _is_prefix(node.a_expr):
+            constant = node.a_expr.rexpr.a_const
+            match constant.WhichOneof("val"):
+                case "ival":
+                    return integer(-constant.ival.ival)
+                case "fval":
+                    value = constant.fval.fval
+                    negated = value[1:] if value.startswith("-") else f"-{value}"
+                    return Node(a_const=pg.A_Const(fval=pg.Float(fval=negated)))
+        return None
+
+    return rewritten(query, change)
+
+
+def _is_prefix(operation: pg.A_Expr) -> bool:
+    return not operation.HasField("lexpr") and kind_of(operation.rexpr) == "a_const"
+
+
+def _parts(node: Node, word: pg.BoolExprType) -> Iterator[Node]:
+    if kind_of(node) == "bool_expr" and node.bool_expr.boolop == word:
+        for part in node.bool_expr.args:
+            yield from _parts(part, word)
+    else:
+        yield node
+
+
+OPERATORS = frozenset(
+    "a_expr bool_expr null_test boolean_test type_cast collate_clause a_indirection sub_link"
+    " json_is_predicate xml_expr range_table_func".split()
+)
+"""Kinds of nodes whose operands may need parentheses."""
+
+
+def _with_parentheses(query: SelectStmt) -> str:
+    """Print a query with parentheses around every operand of an operator that is not a plain column.
+
+    Operands are printed by themselves, as columns of names that nobody else uses stand for them meanwhile.
+    """
+    operands: list[str] = []
+
+    def stand_in(operand: Node) -> Node:
+        block = select()
+        block.target_list.append(target(operand))
+        operands.append(f"({_with_parentheses(block).removeprefix('SELECT ')})")
+        return column(f"__hw_operand_{len(operands) - 1}__")
+
+    def change(node: Node) -> Node | None:
+        syntactic = kind_of(node) == "func_call" and node.func_call.funcformat == pg.COERCE_SQL_SYNTAX
+        if not syntactic and kind_of(node) not in OPERATORS:
+            return None
+        copy = copied(node)
+        for operand in _operands(copy):
+            if _is_compound(operand) or kind_of(copy) == "a_indirection":
+                operand.CopyFrom(stand_in(copied(operand)))
+        inner = copied(copy)
+        _rewrite(getattr(copy, kind_of(copy)), getattr(inner, kind_of(copy)), change)
+        return inner
+
+    text = _deparse(rewritten(query, change))
+    return re.sub(r"__hw_operand_(\d+)__", lambda found: operands[int(found[1])], text)
+
+
+def _is_compound(node: Node) -> bool:
+    """Tell whether an operand is itself an operator; libpg_query expects some literals and calls in place."""
+    match kind_of(node):
+        case "func_call":
+            return node.func_call.funcformat == pg.COERCE_SQL_SYNTAX
+        case "a_const":
+            return node.a_const.ival.ival < 0 or node.a_const.fval.fval.startswith("-")
+        case kind:
+            return kind in OPERATORS
+
+
+def _operands(node: Node) -> list[Node]:
+    """Return the operands of an operator, also those in a list."""
+    match kind_of(node):
+        case "a_expr":
+            sides = [side for side in (node.a_expr.lexpr, node.a_expr.rexpr) if kind_of(side)]
+            return [
+                item for side in sides for item in (side.list.items if kind_of(side) == "list" else [side])
+            ]
+        case "bool_expr":
+            return list(node.bool_expr.args)
+        case "func_call":
+            return list(node.func_call.args)
+        case "sub_link":
+            return [node.sub_link.testexpr] if node.sub_link.HasField("testexpr") else []
+        case "json_is_predicate":
+            return [node.json_is_predicate.expr]
+        case "xml_expr":
+            return list(node.xml_expr.args)
+        case "range_table_func":
+            return [node.range_table_func.rowexpr, node.range_table_func.docexpr]
+        case kind:
+            return [getattr(node, kind).arg]
+
+
+def text_of(node: Node) -> str:
+    """Print an expression, a FROM item or a query; a query stands in parentheses.
+
+    >>> text_of(column("a b", "t"))
+    't."a b"'
+    """
+    kind = node.WhichOneof("node")
+    if kind == "select_stmt":
+        return f"({query_text(node.select_stmt)})"
+    block = select()
+    if kind in FROM_ITEMS:
+        block.from_clause.append(node)
+        return query_text(block).removeprefix("SELECT FROM ")
+    block.target_list.append(Node(res_target=pg.ResTarget(val=node)))
+    return query_text(block).removeprefix("SELECT ")
+
+
+def _deparse(query: SelectStmt) -> str:
+    result = pg.ParseResult(version=GRAMMAR)
+    result.stmts.add().stmt.select_stmt.CopyFrom(query)
+    try:
+        return postgast.deparse(result)
+    except PgQueryError as error:
+        raise Unsupported(f"a part of the query cannot be printed ({error})") from error
+
+
+FROM_ITEMS = frozenset(
+    {
+        "range_var",
+        "range_subselect",
+        "range_function",
+        "range_table_sample",
+        "range_table_func",
+        "json_table",
+        "join_expr",
+    }
+)
+
+
+# Walking and rewriting
+
+
+def kind_of(node: Node) -> str:
+    """Name the kind of node that stands in a place."""
+    return cast(str, node.WhichOneof("node"))
+
+
+def walk(message: Message, *, into_queries: bool = True) -> Iterator[Node]:
+    """Yield every node below a message, itself included, outermost first.
+
+    Without `into_queries`, a query is yielded and what is in it is not.
+    """
+    if isinstance(message, Node):
+        kind = message.WhichOneof("node")
+        if kind is None:
+            return
+        yield message
+        if kind == "select_stmt" and not into_queries:
+            return
+        message = getattr(message, kind)
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for item in _listed(value):
+                yield from walk(item, into_queries=into_queries)
+
+
+def find(message: Message, *kinds: str, into_queries: bool = True) -> list[Node]:
+    """Find the nodes of some kinds."""
+    return [node for node in walk(message, into_queries=into_queries) if kind_of(node) in kinds]
+
+
+def rewritten(message: M, change: Callable[[Node], Node | None]) -> M:
+    """Return a tree in which nodes stand in place of others.
+
+    `change` is asked from the outside in, about nodes of the tree as it was. What it returns takes the node's
+    place and is not looked into.
+    """
+    copy = copied(message)
+    _rewrite(message, copy, change)
+    return copy
+
+
+def _rewrite(message: Message, copy: Message, change: Callable[[Node], Node | None]) -> None:
+    if isinstance(message, Node):
+        kind = message.WhichOneof("node")
+        if kind is None:
+            return
+        made = change(message)
+        if made is not None:
+            copy.CopyFrom(made)
+            return
+        message, copy = getattr(message, kind), getattr(copy, kind)
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for item, other in zip(_listed(value), _listed(getattr(copy, field.name)), strict=True):
+                _rewrite(item, other, change)
+
+
+def copied(message: M) -> M:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+# Reading: consume or refuse
+
+
+@contextmanager
+def reading(message: M) -> Iterator[M]:
+    """Read a message so that nothing in it is passed over.
+
+    At the end every field that is set must have been read, or the query is refused with the field's name. A
+    clause that a newer PostgreSQL adds is therefore refused, and not ignored.
+    """
+    fields = _Fields(message)
+    yield cast(M, fields)
+    for field, _ in message.ListFields():
+        if field.name not in fields.read and field.name not in LOCATIONS:
+            raise Unsupported(f"{_clause(message, field.name)} has no delta rule here")
+
+
+class _Fields:
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.read: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        return getattr(self.message, name)
+
+
+_CLAUSES = {
+    ("SelectStmt", "distinct_clause"): "DISTINCT",
+    ("SelectStmt", "into_clause"): "INTO",
+    ("SelectStmt", "where_clause"): "WHERE",
+    ("SelectStmt", "group_clause"): "GROUP BY",
+    ("SelectStmt", "group_distinct"): "GROUP BY DISTINCT",
+    ("SelectStmt", "having_clause"): "HAVING",
+    ("SelectStmt", "window_clause"): "WINDOW",
+    ("SelectStmt", "sort_clause"): "ORDER BY",
+    ("SelectStmt", "limit_offset"): "OFFSET",
+    ("SelectStmt", "limit_count"): "LIMIT",
+    ("SelectStmt", "locking_clause"): "FOR UPDATE or FOR SHARE",
+    ("SelectStmt", "with_clause"): "WITH",
+    ("JoinExpr", "quals"): "ON",
+    ("JoinExpr", "using_clause"): "USING",
+    ("JoinExpr", "is_natural"): "NATURAL JOIN",
+    ("RangeFunction", "coldeflist"): "a column definition list",
+    ("RangeVar", "inh"): "ONLY",
+}
+
+
+def _clause(message: Message, field: str) -> str:
+    name = type(message).__name__
+    return _CLAUSES.get((name, field), f"{name}.{field}")
+
+
+# Making nodes
+
+
+def select() -> SelectStmt:
+    """Return a SELECT without anything in it."""
+    return pg.SelectStmt(op=pg.SETOP_NONE, limit_option=pg.LIMIT_OPTION_DEFAULT)
+
+
+def select_from(
+    outputs: Iterable[tuple[Node, str]], table: str, where: Sequence[Node] = (), alias: str = ""
+) -> SelectStmt:
+    """Return a SELECT of named expressions from one table.
+
+    >>> query_text(select_from([(column("a", "t"), "b")], "t"))
+    'SELECT t.a AS b FROM t'
+    """
+    query = select()
+    query.target_list.extend(target(node, name) for node, name in outputs)
+    query.from_clause.append(range_var(table, alias))
+    if where:
+        query.where_clause.CopyFrom(all_of(where))
+    return query
+
+
+def target(node: Node, name: str = "") -> Node:
+    return Node(res_target=pg.ResTarget(name=name, val=node))
+
+
+def of_query(query: SelectStmt) -> Node:
+    return Node(select_stmt=query)
+
+
+def string(value: str) -> Node:
+    return Node(string=pg.String(sval=value))
+
+
+def column(name: str, alias: str = "") -> Node:
+    """Return a reference to a column."""
+    return Node(column_ref=pg.ColumnRef(fields=[string(part) for part in (alias, name) if part]))
+
+
+def range_var(name: str, alias: str = "") -> Node:
+    """Return a FROM item that names a table without a schema."""
+    item = pg.RangeVar(relname=name, inh=True, relpersistence="p")
+    if alias:
+        item.alias.CopyFrom(pg.Alias(aliasname=alias))
+    return Node(range_var=item)
+
+
+def subselect(query: SelectStmt, alias: str, names: Iterable[str] = ()) -> Node:
+    """Return a subquery in FROM."""
+    named = pg.Alias(aliasname=alias, colnames=[string(name) for name in names])
+    return Node(range_subselect=pg.RangeSubselect(subquery=of_query(query), alias=named))
+
+
+def integer(value: int) -> Node:
+    return Node(a_const=pg.A_Const(ival=pg.Integer(ival=value)))
+
+
+def boolean(value: bool) -> Node:
+    return Node(a_const=pg.A_Const(boolval=pg.Boolean(boolval=value)))
+
+
+def is_true(node: Node) -> bool:
+    """Tell whether a condition is the constant true."""
+    return node == boolean(True)
+
+
+def equals(left: Node, right: Node) -> Node:
+    return Node(a_expr=pg.A_Expr(kind=pg.AEXPR_OP, name=[string("=")], lexpr=left, rexpr=right))
+
+
+def negation(node: Node) -> Node:
+    return Node(bool_expr=pg.BoolExpr(boolop=pg.NOT_EXPR, args=[node]))
+
+
+def all_of(conditions: Sequence[Node]) -> Node:
+    """Join conditions by AND; none is true."""
+    return _joined(pg.AND_EXPR, conditions) if conditions else boolean(True)
+
+
+def any_of(conditions: Sequence[Node]) -> Node:
+    """Join conditions by OR; none is false."""
+    return _joined(pg.OR_EXPR, conditions) if conditions else boolean(False)
+
+
+def _joined(word: pg.BoolExprType, conditions: Sequence[Node]) -> Node:
+    if len(conditions) == 1:
+        return conditions[0]
+    # The parser joins what stands beside each other into one list.
+    flat = [
+        part
+        for condition in conditions
+        for part in (
+            condition.bool_expr.args
+            if kind_of(condition) == "bool_expr" and condition.bool_expr.boolop == word
+            else [condition]
+        )
+    ]
+    return Node(bool_expr=pg.BoolExpr(boolop=word, args=flat))
+
+
+def exists(query: SelectStmt) -> Node:
+    return Node(sub_link=pg.SubLink(sub_link_type=pg.EXISTS_SUBLINK, subselect=of_query(query)))
+
+
+def coalesce(values: Iterable[Node]) -> Node:
+    return Node(coalesce_expr=pg.CoalesceExpr(args=list(values)))
+
+
+def row(values: Iterable[Node]) -> Node:
+    """Return ROW (…)."""
+    return Node(row_expr=pg.RowExpr(args=list(values), row_format=pg.COERCE_EXPLICIT_CALL))
+
+
+def typed_null(node: Node) -> Node:
+    """Return NULL of the type of an expression, which is not evaluated."""
+    when = pg.CaseWhen(expr=boolean(False), result=node)
+    return Node(case_expr=pg.CaseExpr(args=[Node(case_when=when)]))
+
+
+def cast_to(node: Node, schema: str, name: str) -> Node:
+    """Return a cast to a type of a schema."""
+    kind = pg.TypeName(names=[string(schema), string(name)], typemod=-1)
+    return Node(type_cast=pg.TypeCast(arg=node, type_name=kind))
+
+
+# Names
+
+
+def names_of(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Return the strings in a list of names."""
+    return tuple(node.string.sval for node in nodes)
+
+
+def function_name(call: pg.FuncCall) -> tuple[str, str]:
+    """Return the schema and the name of what is called; the server leaves out only its own schema."""
+    names = names_of(call.funcname)
+    return ("pg_catalog", names[0]) if len(names) == 1 else (names[-2], names[-1])

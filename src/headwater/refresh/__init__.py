@@ -1,0 +1,1 @@
+"""A refresh: what it must know, what it decides, the steps it takes, and the transaction around them."""

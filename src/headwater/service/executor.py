@@ -1,0 +1,180 @@
+"""Hands: threads that refresh, each over a connection of its own, inside a scheduler or an external worker.
+
+Plans are shared. What the server prepared for a connection and its temporary tables are not, so a job is
+given to a hand that had it before, if one is free. A hand whose connection broke connects again for its next
+job.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+
+from headwater.catalog.history import Outcome
+from headwater.config import Settings
+from headwater.db.connection import Connection, bound, is_pooled, translated
+from headwater.db.route import Route
+from headwater.definition.reader import DefinitionReader, Definitions
+from headwater.engine.select import Dispatch
+from headwater.errors import HeadwaterError, RefreshFailed
+from headwater.refresh.transaction import Claim, MemberFailed, Refresher
+
+CLEANING_SECONDS = 1.0
+"""What is refreshed more often than this cleans up only so often."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a hand is to do, and with which settings."""
+
+    members: tuple[int, ...]
+    settings: Settings
+    claim: Claim | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a task failed, and at which of its members; None if at none of them."""
+
+    error: HeadwaterError
+    stream_table_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a task."""
+
+    task: Task
+    outcomes: Sequence[Outcome] = ()
+    failure: Failure | None = None
+
+
+class Hand:
+    """Refreshes, one task at a time, over one connection that it makes when it is needed."""
+
+    def __init__(self, route: Route, definitions: Definitions, dispatch: Dispatch) -> None:
+        """What is known of definitions and of the engines, hands share."""
+        self._route = route
+        self._connection: Connection | None = None
+        self._reader: DefinitionReader | None = None
+        self._definitions = definitions
+        self._dispatch = dispatch
+        self._applied: Settings | None = None
+        self.known: dict[tuple[int, ...], float] = {}  # the tasks that it had: when it cleaned up after them
+
+    @property
+    def backend_pid(self) -> int | None:
+        """The server's number for its connection, by which others can end what it does; None if it varies."""
+        connection, _ = self._connected()
+        return None if is_pooled(connection) else connection.info.backend_pid
+
+    def do(self, task: Task) -> Done:
+        """Carries a task out; a failure is told, not raised."""
+        try:
+            connection, reader = self._connected()
+            if task.settings != self._applied:
+                bound(connection, task.settings)
+                self._applied = task.settings
+            refresher = Refresher(connection, task.settings, reader, self._dispatch)
+            now = time.monotonic()
+            clean = now - self.known.get(task.members, -CLEANING_SECONDS) >= CLEANING_SECONDS
+            outcomes = refresher.refresh_together(task.members, task.claim, clean=clean)
+            if clean:
+                self.known[task.members] = now
+            return Done(task, outcomes)
+        except MemberFailed as failed:
+            return Done(task, failure=Failure(failed.error, failed.stream_table.id))
+        except HeadwaterError as error:
+            return Done(task, failure=Failure(error))
+        except psycopg.Error as error:
+            return Done(task, failure=Failure(translated(error, "a refresh", RefreshFailed)))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> tuple[Connection, DefinitionReader]:
+        if self._connection is None or self._connection.closed or self._reader is None:
+            self._connection = self._route.connect()
+            self._reader = DefinitionReader(self._connection, self._definitions)
+            self._applied = None
+            self.known.clear()
+        return self._connection, self._reader
+
+
+@dataclass(eq=False)
+class Reserved:
+    """A hand that waits for its task, with the thread that it works in."""
+
+    hand: Hand
+    tasks: queue.SimpleQueue[Task | None] = field(default_factory=queue.SimpleQueue)
+    thread: threading.Thread | None = None
+
+
+class Hands:
+    """A number of hands in threads, as many as are busy at once; `done` is called by their threads."""
+
+    def __init__(self, route: Route, done: Callable[[Done], None]) -> None:
+        self._route = route
+        self._done = done
+        self._idle: list[Reserved] = []
+        self._busy: set[Reserved] = set()
+        self._guard = threading.Lock()
+        self.definitions = Definitions()
+        self._dispatch = Dispatch(route)
+
+    @property
+    def busy(self) -> int:
+        return len(self._busy)
+
+    def start(self, task: Task, reserved: Reserved | None = None) -> None:
+        """Gives a task to a hand at once; how many may be at work, the caller knows."""
+        chosen = reserved or self.reserve(task.members)
+        if chosen.thread is None:
+            chosen.thread = threading.Thread(target=self._work, args=(chosen,), name="hand", daemon=True)
+            chosen.thread.start()
+        chosen.tasks.put(task)
+
+    def reserve(self, members: tuple[int, ...] | None = None) -> Reserved:
+        """A hand for a task to come, one that had it before if there is such a one."""
+        with self._guard:
+            knowing = next((each for each in self._idle if members in each.hand.known), None)
+            chosen = knowing or (self._idle[-1] if self._idle else self._new())
+            if chosen in self._idle:
+                self._idle.remove(chosen)
+            self._busy.add(chosen)
+        return chosen
+
+    def _new(self) -> Reserved:
+        return Reserved(Hand(self._route, self.definitions, self._dispatch))
+
+    def give_back(self, reserved: Reserved) -> None:
+        """The task did not come."""
+        with self._guard:
+            self._busy.discard(reserved)
+            self._idle.append(reserved)
+
+    def shrink(self, most: int) -> None:
+        """Lets idle hands go that are more than so many in all."""
+        with self._guard:
+            while self._idle and len(self._idle) + len(self._busy) > max(1, most):
+                self._idle.pop(0).tasks.put(None)
+
+    def close(self) -> None:
+        """Lets all idle hands go, and the busy ones when they have finished."""
+        with self._guard:
+            for each in [*self._idle, *self._busy]:
+                each.tasks.put(None)
+
+    def _work(self, mine: Reserved) -> None:
+        while (task := mine.tasks.get()) is not None:
+            done = mine.hand.do(task)
+            self.give_back(mine)
+            self._done(done)
+        mine.hand.close()
