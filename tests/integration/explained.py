@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from psycopg.rows import TupleRow
-
 from headwater import Outcome
 from headwater.catalog import stream_tables as catalog
 from headwater.config import Settings
 from headwater.db.connection import Connection, connect, one
 from headwater.db.route import Route
-from headwater.db.scratch import Scratch, statement
+from headwater.db.scratch import Scratch, in_temp, statement
 from headwater.definition.reader import DefinitionReader
 from headwater.engine.select import Dispatch
+from headwater.plan.steps import Analyse, Attempt, Fetch, Fill, Run, Shape, Step
 from headwater.refresh.decide import Request
 from headwater.refresh.transaction import Refresher
 
@@ -32,31 +31,32 @@ class Explained:
 class ExplainingScratch(Scratch):
     """Runs every statement under EXPLAIN ANALYZE."""
 
-    def __init__(self, connection: Connection, prefix: str, found: Explained) -> None:
-        super().__init__(connection, prefix)
+    def __init__(self, connection: Connection, found: Explained) -> None:
+        super().__init__(connection)
         self._found = found
 
-    def part(self, name: str) -> Scratch:
-        return ExplainingScratch(self._connection, f"{self._prefix}_{name}", self._found)
+    def execute(self, step: Step) -> object:
+        match step:
+            case Fill():
+                super().execute(Shape(step.table, step.select))
+                what = f"fill {step.table.partition('_')[2]}"
+                rows = self._modify(what, f"INSERT INTO {in_temp(step.table)} {step.select}")
+                super().execute(Analyse(step.table))
+                return rows
+            case Run():
+                return self._modify(step.what, step.sql)
+            case Fetch() | Attempt():
+                # Once for its plan, rolled back, and once for what it does and returns.
+                with self.connection.transaction(force_rollback=True):
+                    self._explain(step.what, step.sql)
+        return super().execute(step)
 
-    def fill(self, table: str, select: str) -> int:
-        self.shape(table, select)
-        rows = self.run(f"fill {table}", f"INSERT INTO {self.name(table)} {select}")
-        self.analyse(table)
-        return rows
-
-    def run(self, what: str, text: str) -> int:
+    def _modify(self, what: str, text: str) -> int:
         source: dict[str, float] = self._explain(what, text)["Plans"][0]
         return round(source["Actual Rows"] * source["Actual Loops"])
 
-    def row(self, what: str, text: str) -> TupleRow:
-        """Once for its plan, rolled back, and once for what it does and returns."""
-        with self._connection.transaction(force_rollback=True):
-            self._explain(what, text)
-        return super().row(what, text)
-
     def _explain(self, what: str, text: str) -> Plan:
-        plan: Plan = one(self._connection, statement(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}"))[0][0]["Plan"]
+        plan: Plan = one(self.connection, statement(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}"))[0][0]["Plan"]
         self._found.statements.append((what, plan))
         return plan
 
@@ -73,7 +73,7 @@ def explained_refresh(dsn: str, name: str, *, work_mem: str | None = None) -> Ex
             Settings(),
             DefinitionReader(connection),
             Dispatch(Route(dsn)),
-            lambda connection, prefix: ExplainingScratch(connection, prefix, found),
+            lambda connection: ExplainingScratch(connection, found),
         )
         found.outcome = refresher.refresh(catalog.find(connection, name), Request())[-1]
         assert found.outcome.action == "delta"

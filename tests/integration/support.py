@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import TupleRow
 
 from headwater import Headwater, Outcome
 from headwater.catalog import stream_tables as catalog
 from headwater.db.scratch import Scratch, statement
 from headwater.definition.reader import definition_name
+from headwater.plan.steps import Attempt, Fetch, Fill, Step
 
 Connection = psycopg.Connection[Any]
 Result = TypeVar("Result")
@@ -30,14 +30,10 @@ class Meddled(Scratch):
     def meddle(self) -> None:
         raise NotImplementedError
 
-    def fill(self, table: str, select: str) -> int:
-        rows = super().fill(table, select)
-        self.meddle()
-        return rows
-
-    def row(self, what: str, text: str) -> TupleRow:
-        found = super().row(what, text)
-        self.meddle()
+    def execute(self, step: Step) -> object:
+        found = super().execute(step)
+        if isinstance(step, Fill | Fetch | Attempt):
+            self.meddle()
         return found
 
 

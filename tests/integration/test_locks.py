@@ -109,15 +109,15 @@ class Pause:
         self.reached = threading.Event()
         self.resume = threading.Event()
 
-    def scratch(self, connection: Connection, prefix: str) -> Scratch:
-        return Paused(self, connection, prefix)
+    def scratch(self, connection: Connection) -> Scratch:
+        return Paused(self, connection)
 
 
 class Paused(Meddled):
     """Waits after each of them."""
 
-    def __init__(self, pause: Pause, connection: Connection, prefix: str) -> None:
-        super().__init__(connection, prefix)
+    def __init__(self, pause: Pause, connection: Connection) -> None:
+        super().__init__(connection)
         self._pause = pause
 
     def meddle(self) -> None:

@@ -11,7 +11,7 @@ from tests.integration.support import assert_fresh, in_background, value
 
 import headwater
 from headwater import Headwater
-from headwater.db.scratch import OutOfPatience, Patience
+from headwater.db.deadline import Deadline, DeadlineExceeded
 from headwater.engine import cost_model
 from headwater.engine.observations import GIVEN_UP, Experience
 from headwater.errors import RefreshCancelled
@@ -110,10 +110,10 @@ def _cancelled_after(seconds: float) -> None:
 
 
 def test_patience() -> None:
-    long, short = Patience(60_000), Patience(1)
+    long, short = Deadline(60_000), Deadline(1)
     with pytest.raises(psycopg.errors.QueryCanceled), long.statement():
         raise psycopg.errors.QueryCanceled
-    with pytest.raises(OutOfPatience), short.statement():
+    with pytest.raises(DeadlineExceeded), short.statement():
         _cancelled_after(0.002)
-    with pytest.raises(OutOfPatience), short.statement():
+    with pytest.raises(DeadlineExceeded), short.statement():
         pytest.fail("it began a statement")

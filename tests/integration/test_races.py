@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.integration.support import assert_fresh, in_background, value, wait_until_blocked
 
 import headwater
-import headwater.refresh.run
+import headwater.refresh.member
 from headwater import Headwater
 from headwater.capture.registry import share_patience
 from headwater.db.connection import retried
@@ -109,15 +109,15 @@ def test_a_refresh_that_is_the_victim_of_a_deadlock_is_tried_again(
             user.execute("LOCK TABLE b IN ACCESS EXCLUSIVE MODE")
             user.rollback()
 
-        lock = headwater.refresh.run.Upkeep.lock
+        lock = headwater.refresh.member.MemberRefresher.lock
         with ThreadPoolExecutor(max_workers=1) as pool:
 
             def lock_last(self: Any, stream_table: Any) -> None:
-                monkeypatch.setattr(headwater.refresh.run.Upkeep, "lock", lock)
+                monkeypatch.setattr(headwater.refresh.member.MemberRefresher, "lock", lock)
                 wait_until_blocked(conn, user.info.backend_pid, pool.submit(take_source))
                 lock(self, stream_table)
 
-            monkeypatch.setattr(headwater.refresh.run.Upkeep, "lock", lock_last)
+            monkeypatch.setattr(headwater.refresh.member.MemberRefresher, "lock", lock_last)
             refreshed = refresher.refresh("st")
     assert refreshed[-1].action == "delta"
     assert met[0] == "40P01"
@@ -133,7 +133,7 @@ def test_who_rebuilds_gives_way_to_a_user_who_waits_already(
     hw.create("st", "SELECT id, v FROM odd")
     conn.execute("CREATE OR REPLACE VIEW odd AS SELECT id, v FROM b WHERE id % 3 = 1")
     met = sqlstates_met(monkeypatch)
-    give_way = headwater.refresh.run.Upkeep._give_way_to_waiting
+    give_way = headwater.refresh.member.MemberRefresher._give_way_to_waiting
     with psycopg.connect(dsn) as user, ThreadPoolExecutor(max_workers=1) as pool:
         user.execute("SELECT FROM st")
 
@@ -142,13 +142,13 @@ def test_who_rebuilds_gives_way_to_a_user_who_waits_already(
             user.commit()
 
         def overtaken(self: Any) -> None:
-            monkeypatch.setattr(headwater.refresh.run.Upkeep, "_give_way_to_waiting", give_way)
+            monkeypatch.setattr(headwater.refresh.member.MemberRefresher, "_give_way_to_waiting", give_way)
             wait_until_blocked(conn, user.info.backend_pid, pool.submit(take_source))
             with pytest.raises(psycopg.errors.LockNotAvailable, match="a user waits"):
                 give_way(self)
             give_way(self)
 
-        monkeypatch.setattr(headwater.refresh.run.Upkeep, "_give_way_to_waiting", overtaken)
+        monkeypatch.setattr(headwater.refresh.member.MemberRefresher, "_give_way_to_waiting", overtaken)
         assert hw.refresh("st")[-1].action == "recompute"
     assert met[0] == "55P03"
     assert_fresh(hw, "st")
@@ -176,11 +176,11 @@ def test_two_refreshes_of_one_window(
 
         def overtaken(*arguments: Any) -> Any:
             chosen = choose(*arguments)
-            monkeypatch.setattr(headwater.refresh.run, "choose", choose)
+            monkeypatch.setattr(headwater.refresh.member, "choose", choose)
             assert hw.refresh("st")[-1].action == "delta"
             return chosen
 
-        monkeypatch.setattr(headwater.refresh.run, "choose", overtaken)
+        monkeypatch.setattr(headwater.refresh.member, "choose", overtaken)
         assert second.refresh("st")[-1].action == "nothing"
     assert met == ["40001"]
     assert_fresh(hw, "st")
@@ -198,11 +198,11 @@ def test_a_refresh_that_is_overtaken_by_one_that_keeps_anew_takes_nothing_for_dr
 
         def overtaken(*arguments: Any) -> Any:
             chosen = choose(*arguments)
-            monkeypatch.setattr(headwater.refresh.run, "choose", choose)
+            monkeypatch.setattr(headwater.refresh.member, "choose", choose)
             hw.refresh("st", full=True)
             return chosen
 
-        monkeypatch.setattr(headwater.refresh.run, "choose", overtaken)
+        monkeypatch.setattr(headwater.refresh.member, "choose", overtaken)
         assert second.refresh("st")[-1].action == "nothing"
     assert_fresh(hw, "st")
     assert not [entry for entry in hw.history() if "does not hold" in entry.reason]

@@ -204,7 +204,7 @@ def refreshed_while(
         def meddle(self) -> None:
             if not acted:
                 acted.append(None)
-                act(self._connection)
+                act(self.connection)
 
     with connect(dsn) as connection:
         refresher = Refresher(

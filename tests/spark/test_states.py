@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from pyspark.errors import PySparkException
 from tests.spark import values
 from tests.spark.pairs import MODES, define, set_to
 
-from headwater.clock import Phases
 from headwater.db.connection import Connection, connect, transaction
 from headwater.db.scratch import Scratch, statement
 from headwater.definition.reader import expression_types
 from headwater.engine.spark.compile import compile_program
 from headwater.engine.spark.engine import SparkEngine
+from headwater.engine.spark.sizes import source_size
+from headwater.engine.spark.steps import Collect, ReadHere, SizeOf
 from headwater.engine.spark.transport import read, write
-from headwater.engine.spark.transport.read import BulkRead
-from headwater.engine.spark.transport.wire import Column
 from headwater.plan.aggregates import delta_columns
 from headwater.plan.quoting import identifier
 from headwater.plan.render import HAS_NULL, WEIGHT, Staged, null_safe_equal
+from headwater.plan.steps import InPhase, Step, Steps, Tables, drive
 from headwater.plan.storage_plan import GroupPlan
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ KEYS = (
 )
 
 
+Result = TypeVar("Result")
 PARTITIONS = "spark.sql.shuffle.partitions"
+TABLES = Tables("hw_")
 TOO_MUCH = (
     "sum(a.d18)",
     "sum(a.d18)",
@@ -71,33 +73,36 @@ TOO_MUCH = (
 
 
 class Driver:
-    """Moves rows through the driver, in one of the modes."""
+    """Takes the steps of Spark's engine, moving rows through the driver in one of the modes."""
 
     def __init__(self, connection: Connection, spark: SparkSession, mode: str) -> None:
         self._connection = connection
         self._spark = spark
         self._mode = mode
+        self._scratch = Scratch(connection)
         self._views = (f"states_{number}" for number in itertools.count())
 
-    def small_frame(self, what: str, query: str, columns: Sequence[Column]) -> tuple[str, int]:
-        data = read.fetch(self._connection, query, columns)
-        name = next(self._views)
-        self._spark.createDataFrame(data).createOrReplaceTempView(name)
-        return name, data.num_rows
+    def run(self, steps: Steps[Result]) -> Result:
+        return drive(steps, self._execute)
 
-    def bulk_frame(self, what: str, bulk: BulkRead, pages: int) -> str:
-        raise AssertionError(f"{what} is small")
-
-    def collect(self, scratch: Scratch, table: str, query: str, columns: Sequence[Column]) -> str:
-        shape = ", ".join(f"NULL::{column.kind} AS {column.name}" for column in columns)
-        scratch.shape(table, f"SELECT {shape}")
-        with MODES[self._mode](self._spark), set_to(self._spark, PARTITIONS, "2"):
-            data = self._spark.sql(query).toArrow()
-        write.put(self._connection, scratch.name(table), data, columns)
-        return scratch.name(table)
-
-    def load(self, part: str, query: str, columns: Sequence[Column], table: str, finish: str) -> int:
-        raise AssertionError(f"{part} is small")
+    def _execute(self, step: Step) -> object:
+        match step:
+            case InPhase():
+                return self.run(step.steps)
+            case SizeOf():
+                return source_size(self._connection, step.relation)
+            case ReadHere():
+                data = read.fetch(self._connection, step.sql, step.columns)
+                name = next(self._views)
+                self._spark.createDataFrame(data).createOrReplaceTempView(name)
+                return name, data.num_rows
+            case Collect():
+                with MODES[self._mode](self._spark), set_to(self._spark, PARTITIONS, "2"):
+                    data = self._spark.sql(step.sql).toArrow()
+                write.put(self._connection, step.table, data, step.columns)
+                return None
+            case _:
+                return self._scratch.execute(step)
 
 
 @pytest.fixture
@@ -114,9 +119,8 @@ def plan_of(connection: Connection, query: str) -> GroupPlan:
     return definition.plan
 
 
-def engine_of(connection: Connection, spark: SparkSession, plan: GroupPlan, mode: str) -> SparkEngine:
-    program = compile_program(plan, partial(expression_types, connection))
-    return SparkEngine(connection, Driver(connection, spark, mode), program, Phases())
+def engine_of(connection: Connection, plan: GroupPlan) -> SparkEngine:
+    return SparkEngine(compile_program(plan, partial(expression_types, connection)))
 
 
 def compare(connection: Connection, same: str, spark: str, postgres: str) -> None:
@@ -145,10 +149,10 @@ def compare_all(
             else null_safe_equal(left, right, column.type)
         )
     with transaction(connection, rollback=True):
-        scratch = Scratch(connection, "hw")
-        engine_of(connection, spark, plan, mode).recompute_all(scratch, plan, "")
+        recompute = engine_of(connection, plan).recompute_all(TABLES, plan, "")
+        Driver(connection, spark, mode).run(recompute)
         connection.execute(statement(f"CREATE TEMP TABLE wanted AS {plan.full_sql()}"))
-        compare(connection, " AND ".join(same), scratch.name("result"), "wanted")
+        compare(connection, " AND ".join(same), TABLES.sql("result"), "wanted")
 
 
 def compare_change(
@@ -166,10 +170,9 @@ def compare_change(
             else:
                 same.append(f"{left} = {right}")
     with transaction(connection, rollback=True):
-        scratch = Scratch(connection, "hw")
-        engine_of(connection, spark, plan, mode).state_delta(scratch, plan, staged)
+        Driver(connection, spark, mode).run(engine_of(connection, plan).state_delta(TABLES, plan, staged))
         connection.execute(statement(f"CREATE TEMP TABLE wanted AS {plan.state_delta_sql(staged)}"))
-        compare(connection, " AND ".join(same), scratch.name("delta"), "wanted")
+        compare(connection, " AND ".join(same), TABLES.sql("delta"), "wanted")
 
 
 def stage(connection: Connection, table: str, oid: int) -> Staged:
@@ -239,5 +242,5 @@ def test_what_spark_cannot_hold_fails(own: Connection, spark: SparkSession) -> N
     for call, mode in zip(TOO_MUCH, itertools.cycle(MODES), strict=False):
         plan = plan_of(own, f"SELECT {call} AS c FROM edge.numbers AS a, edge.numbers AS b")
         with transaction(own, rollback=True), pytest.raises(PySparkException) as caught:
-            engine_of(own, spark, plan, mode).recompute_all(Scratch(own, "hw"), plan, "")
+            Driver(own, spark, mode).run(engine_of(own, plan).recompute_all(TABLES, plan, ""))
         assert str(caught.value.getSqlState()).startswith("22"), (call, mode)

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headwater.db.connection import PINNED_SETTINGS, Connection, connect
 from headwater.engine.spark.failures import failure, task_error
 from headwater.engine.spark.transport import read, tasks, write
-from headwater.engine.spark.transport.wire import Column
+from headwater.engine.spark.transport.wire import BulkRead, Column
 from headwater.errors import ConnectionFailed, EngineUnavailable, HeadwaterError, RefreshFailed
 
 if TYPE_CHECKING:
@@ -419,8 +419,8 @@ def exported(own: Connection) -> str:
     return str(row[0])
 
 
-def bulk(select: str = "SELECT o.n AS n, o.t AS t", conditions: tuple[str, ...] = ()) -> read.BulkRead:
-    return read.BulkRead(select, '"public"."s" AS "o"', conditions, PAIR, '"o".ctid', '"public"."s"')
+def bulk(select: str = "SELECT o.n AS n, o.t AS t", conditions: tuple[str, ...] = ()) -> BulkRead:
+    return BulkRead(select, '"public"."s" AS "o"', conditions, PAIR, '"o".ctid', '"public"."s"')
 
 
 def filled(own: Connection, rows: int) -> int:
@@ -466,7 +466,7 @@ def test_tasks_read_what_the_exporter_sees(
 
 def test_a_source_without_ctid_is_read_by_one_task(own: Connection, dsn: str, spark: SparkSession) -> None:
     filled(own, 10)
-    source = read.BulkRead(
+    source = BulkRead(
         "SELECT q.n AS n, q.t AS t",
         "(SELECT n, max(t) AS t FROM public.s GROUP BY n) AS q",
         (),

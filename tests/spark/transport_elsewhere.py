@@ -22,7 +22,7 @@ from headwater.db.connection import PINNED_SETTINGS, Connection, connect
 from headwater.engine.spark.failures import failure
 from headwater.engine.spark.runtime.session import runtime
 from headwater.engine.spark.transport import read, tasks, write
-from headwater.engine.spark.transport.wire import Column
+from headwater.engine.spark.transport.wire import BulkRead, Column
 
 PAIR = (Column("n", "bigint"), Column("t", "text"))
 
@@ -48,7 +48,7 @@ class Trial:
             self.session,
             self.dsn,
             self.value("SELECT pg_export_snapshot()"),
-            read.BulkRead(select, f"{relation} AS o", ("o.n >= 0",), PAIR, "o.ctid", relation),
+            BulkRead(select, f"{relation} AS o", ("o.n >= 0",), PAIR, "o.ctid", relation),
             pages=pages,
             tasks=3,
             settings={**PINNED_SETTINGS, "TimeZone": "Asia/Tokyo"},

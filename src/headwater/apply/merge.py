@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from headwater.capture.buffers import change_table_sql
 from headwater.catalog.history import Applied
-from headwater.db.scratch import Scratch
 from headwater.errors import DriftDetected
 from headwater.plan.aggregates import ROW_COUNT
 from headwater.plan.quoting import identifier
 from headwater.plan.render import WEIGHT, Column, consolidated_sql
+from headwater.plan.steps import Steps, Tables, fetch, fill, run
 from headwater.plan.storage_plan import VISIBLE, GroupPlan, MaintenancePlan, RecomputePlan, where_shown
 
 ROW = "__hw_row"
@@ -89,16 +89,17 @@ class BagStatements:
         return Applied(inserted=coming, deleted=gone)
 
 
-def apply_bag(scratch: Scratch, plan: RecomputePlan, target: Target) -> Applied:
-    """Applies the weighted rows in the scratch table `delta`."""
-    statements = BagStatements(plan, target, scratch.name("delta"), scratch.name("gone"))
-    gone = scratch.fill("gone", statements.gone_sql)
-    applied = statements.checked(gone, *scratch.row("check", statements.counts_sql))
-    _emit(scratch, target, plan.outputs, statements.change_sql)
+def apply_bag(tables: Tables, plan: RecomputePlan, target: Target) -> Steps[Applied]:
+    """Apply the weighted rows in table `delta`."""
+    statements = BagStatements(plan, target, tables.sql("delta"), tables.sql("gone"))
+    gone = yield from fill(tables, "gone", statements.gone_sql)
+    wanted, coming = yield from fetch("check", statements.counts_sql)
+    applied = statements.checked(gone, wanted, coming)
+    yield from _emit(tables, target, plan.outputs, statements.change_sql)
     if applied.deleted:
-        scratch.run("delete", statements.delete)
+        yield from run("delete", statements.delete)
     if applied.inserted:
-        scratch.run("insert", statements.insert)
+        yield from run("insert", statements.insert)
     return applied
 
 
@@ -198,35 +199,34 @@ class GroupStatements:
         return f"s.{VISIBLE}" if self.plan.hides_groups else "s.ctid IS NOT NULL"
 
 
-def apply_groups(scratch: Scratch, plan: GroupPlan, target: Target, affected: str | None) -> Applied:
-    """Reconciles the stored groups with the new rows in the scratch table `result`.
+def apply_groups(tables: Tables, plan: GroupPlan, target: Target, affected: str | None) -> Steps[Applied]:
+    """Reconcile the stored groups with the new rows in table `result`.
 
     Affected are the keys in the table named, or all groups there are.
     """
-    statements = GroupStatements(plan, target, *map(scratch.name, ("result", "changed", "gone")))
-    changed_rows = scratch.fill("changed", statements.changed_sql)
-    gone_rows = scratch.fill("gone", statements.gone_sql(affected))
+    statements = GroupStatements(plan, target, *map(tables.sql, ("result", "changed", "gone")))
+    changed_rows = yield from fill(tables, "changed", statements.changed_sql)
+    gone_rows = yield from fill(tables, "gone", statements.gone_sql(affected))
     if not changed_rows and not gone_rows and not target.staged:
         return Applied()
-    inserted, updated, deleted, new_rows, impossible = scratch.row("count", statements.counts_sql)
+    inserted, updated, deleted, new_rows, impossible = yield from fetch("count", statements.counts_sql)
     applied = statements.checked(inserted, updated, deleted, impossible)
-    if target.change_table or target.staged:
-        _emit(scratch, target, plan.outputs, statements.change_sql)
+    yield from _emit(tables, target, plan.outputs, statements.change_sql)
     if gone_rows:
-        scratch.run("delete", statements.delete)
+        yield from run("delete", statements.delete)
     if changed_rows > new_rows:
-        scratch.run("update", statements.update)
+        yield from run("update", statements.update)
     if new_rows:
-        scratch.run("insert", statements.insert)
+        yield from run("insert", statements.insert)
     return applied
 
 
-def _emit(scratch: Scratch, target: Target, outputs: tuple[Column, ...], weighted: str) -> None:
-    """Gives the change of what users see to those that read it."""
+def _emit(tables: Tables, target: Target, outputs: tuple[Column, ...], weighted: str) -> Steps[None]:
+    """Give the change of what users see to those that read it."""
     if target.staged:
-        scratch.fill("change", consolidated_sql(weighted, outputs))
+        yield from fill(tables, "change", consolidated_sql(weighted, outputs))
     if target.change_table:
-        scratch.run("emit", emission_sql(target.change_table, target, outputs, weighted))
+        yield from run("emit", emission_sql(target.change_table, target, outputs, weighted))
 
 
 def emission_sql(change_table: str, target: Target, outputs: tuple[Column, ...], weighted: str) -> str:
@@ -255,15 +255,15 @@ def _drift(target: Target, detail: str) -> DriftDetected:
     )
 
 
-def emit_difference(scratch: Scratch, target: Target, plan: MaintenancePlan, view: str) -> None:
-    """Gives dependents the difference between new storage and what the view, still on the old one, shows."""
+def emit_difference(tables: Tables, target: Target, plan: MaintenancePlan, view: str) -> Steps[None]:
+    """Give dependents the difference between new storage and what the view, still on the old one, shows."""
     if not target.change_table:
         return
     wanted = {name for name, _ in target.change_columns}
     captured = tuple(column for column in plan.outputs if column.name in wanted)  # the view may lack others
     listed = "".join(f"{column.sql}, " for column in captured)
-    _emit(
-        scratch,
+    yield from _emit(
+        tables,
         target,
         captured,
         f"SELECT {listed}1 AS {WEIGHT} FROM {target.storage}{where_shown(plan)}"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from headwater.apply.merge import BagStatements, GroupStatements, Target, emission_sql
 from headwater.catalog.history import Applied
-from headwater.db.scratch import Scratch
 from headwater.plan.render import WEIGHT, Column, Staged, consolidated_sql
+from headwater.plan.steps import Steps, Tables, analyse, attempt, shape
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan
 
 NUMBER = "__hw_number"
@@ -34,14 +34,14 @@ class AtOnce:
     applied: Callable[..., Applied | None]
     change: str | None = None  # the columns of the change, if it is wanted in this refresh
 
-    def run(self, scratch: Scratch) -> Applied | None:
-        """What it applied; None if it found that steps must do it, and did nothing."""
+    def steps(self, tables: Tables) -> Steps[Applied | None]:
+        """Run it; returns what it applied, or None if it found that steps must do it, and did nothing."""
         if self.change is not None:
-            scratch.shape("change", self.change)
-        row = scratch.attempt(self.what, self.sql)
+            yield from shape(tables, "change", self.change)
+        row = yield from attempt(self.what, self.sql)
         done = self.applied(*row) if row is not None else None
         if self.change is not None and done is not None and done != Applied():
-            scratch.analyse("change")
+            yield from analyse(tables, "change")
         return done
 
 
@@ -60,17 +60,17 @@ def taken_in(plan: IncrementalPlan, target: Target, changes: Mapping[int, str]) 
     return _states(what, plan, target, read, DELTA)
 
 
-def applied_at_once(plan: IncrementalPlan, target: Target, scratch: Scratch, affected: str | None) -> AtOnce:
+def applied_at_once(plan: IncrementalPlan, target: Target, tables: Tables, affected: str | None) -> AtOnce:
     """Applies what was computed, with the affected keys or the delta of their states in the table named."""
     what = "apply at once, if few rows are affected"
     if isinstance(plan, BagPlan):
-        statements = BagStatements(plan, target, scratch.name("delta"), GONE)
-        return _bag(what, plan, target, {}, statements, scratch.name("change"))
+        statements = BagStatements(plan, target, tables.sql("delta"), GONE)
+        return _bag(what, plan, target, {}, statements, tables.sql("change"))
     assert affected is not None
     if plan.algebra is None:
-        result = scratch.name("result")
-        return _groups(what, plan, target, {}, result, affected, change=scratch.name("change"))
-    return _states(what, plan, target, {}, affected, scratch.name("change"))
+        result = tables.sql("result")
+        return _groups(what, plan, target, {}, result, affected, change=tables.sql("change"))
+    return _states(what, plan, target, {}, affected, tables.sql("change"))
 
 
 def _bag(

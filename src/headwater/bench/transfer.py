@@ -32,8 +32,7 @@ from headwater.embedded import find_installations
 from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
-    from headwater.engine.spark.transport.read import BulkRead
-    from headwater.engine.spark.transport.wire import Column, Kind
+    from headwater.engine.spark.transport.wire import BulkRead, Column, Kind
 
 SCHEMA = "headwater_bench"
 ROWS = 1_000_000
@@ -259,7 +258,7 @@ def _compared(rounds: Sequence[Mapping[str, float]], rows: int, tasks: int) -> l
 
 
 def _bulk_read() -> BulkRead:
-    from headwater.engine.spark.transport.read import BulkRead
+    from headwater.engine.spark.transport.wire import BulkRead
 
     return BulkRead(_READ_SELECT, f"{_READ_TABLE} AS r", (), tuple(_columns()), "r.ctid", _READ_TABLE)
 

@@ -1,4 +1,4 @@
-"""Statements of one refresh, and the temporary tables between them.
+"""Runs the steps of a refresh inside PostgreSQL, with temporary tables between them.
 
 Each intermediate result goes into a temporary table that is created once in a session, emptied at every
 commit, and analysed after it is filled, so that the statement that reads it is planned for what is there. In
@@ -7,16 +7,19 @@ a session that others share, it is dropped at the commit.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
-import psycopg
 from psycopg import sql
-from psycopg.rows import TupleRow
 
 from headwater.db.connection import PINNED_SETTINGS, Connection, is_pooled, one
+from headwater.db.deadline import Deadline
 from headwater.db.queries import query
+from headwater.plan.quoting import identifier
+from headwater.plan.steps import Analyse, Attempt, Fetch, Fill, Index, Run, Shape, Step, Steps, Tables, drive
+
+Result = TypeVar("Result")
 
 MOST_TABLES = 24
 """Temporary tables that a session keeps for later: each commit empties every one of them, used or not."""
@@ -60,80 +63,80 @@ def drop_unused(connection: Connection, used: Sequence[int], oldest: int = OLDES
         connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(", ").join(names)))
 
 
-class OutOfPatience(Exception):
-    """Statements took longer than they may; the transaction may be broken."""
-
-
-class Patience:
-    """How long statements may take: each one, which the server sees to, and all of them together."""
-
-    def __init__(self, milliseconds: float) -> None:
-        self.milliseconds = milliseconds
-        self._started = time.perf_counter()
-
-    @property
-    def spent_ms(self) -> float:
-        return (time.perf_counter() - self._started) * 1000
-
-    @contextmanager
-    def statement(self) -> Iterator[None]:
-        """Around a statement that the server cancels after as many milliseconds."""
-        if self.spent_ms >= self.milliseconds:
-            raise OutOfPatience
-        before = self.spent_ms
-        try:
-            yield
-        except psycopg.errors.QueryCanceled as error:
-            if self.spent_ms - before < self.milliseconds:
-                raise  # somebody else did it
-            raise OutOfPatience from error
-
-
 class Scratch:
-    """Temporary tables of one stream table; `prefix` keeps those of different plans apart."""
+    """Takes steps over one connection."""
 
-    patience: Patience | None = None
-    """With what fills tables and changes rows, while it is limited."""
+    deadline: Deadline | None = None
+    """Limits the steps that read and write rows, if there is one."""
 
-    def __init__(self, connection: Connection, prefix: str) -> None:
-        self._connection = connection
-        self._prefix = prefix
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
 
-    def name(self, table: str) -> str:
-        return f'pg_temp."{self._prefix}_{table}"'
+    def run(self, steps: Steps[Result]) -> Result:
+        """Take steps to their end and return what they come to."""
+        return drive(steps, self.execute)
 
-    def part(self, name: str) -> Scratch:
-        """Tables of a part of the work, apart from the others."""
-        part = Scratch(self._connection, f"{self._prefix}_{name}")
-        part.patience = self.patience
-        return part
+    def execute(self, step: Step) -> object:
+        """Take one step, and return what it found."""
+        match step:
+            case Shape():
+                self.connection.execute(statement(self._creation(step)))
+            case Fill():
+                return self._fill(step)
+            case Index():
+                self._index(step)
+            case Analyse():
+                self.connection.execute(statement(f"ANALYZE {in_temp(step.table)}"))
+            case Run():
+                with self._limited():
+                    return self.connection.execute(statement(step.sql)).rowcount
+            case Fetch() | Attempt():
+                with self._limited():
+                    return one(self.connection, statement(step.sql))
+            case _:
+                raise NotImplementedError(f"no step of PostgreSQL: {step}")
+        return None
 
-    def shape(self, table: str, select: str) -> None:
-        """Makes a temporary table with the columns of a query, unless it is there."""
-        self._connection.execute(statement(self._creation(table, select)))
-
-    def fill(self, table: str, select: str) -> int:
-        """Adds the rows of a query to a temporary table, made for them if need be; how many there were."""
-        name = self.name(table)
+    def _fill(self, step: Fill) -> int:
+        name = in_temp(step.table)
         # One round trip; not prepared, for these are three statements. The INSERT's result is the second.
         with self._limited():
-            cursor = self._connection.execute(
-                statement(f"{self._creation(table, select)}; INSERT INTO {name} {select}; ANALYZE {name}"),
+            cursor = self.connection.execute(
+                statement(f"{self._creation(step)}; INSERT INTO {name} {step.select}; ANALYZE {name}"),
                 prepare=False,
             )
         cursor.nextset()
         return cursor.rowcount
 
-    def evaluate(self, table: str, view: str, path: str) -> str:
+    def _index(self, step: Index) -> None:
+        self.connection.execute(
+            sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} ({})").format(
+                sql.Identifier(f"{step.table}_index"),
+                sql.Identifier("pg_temp", step.table),
+                sql.SQL(", ").join(map(sql.Identifier, step.columns)),
+            )
+        )
+
+    def _creation(self, step: Shape | Fill) -> str:
+        end = "DROP" if is_pooled(self.connection) else "DELETE ROWS"
+        return (
+            f"CREATE TEMP TABLE IF NOT EXISTS {identifier(step.table)} ON COMMIT {end}"
+            f" AS {step.select} WITH NO DATA"
+        )
+
+    def _limited(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.deadline is None else self.deadline.statement()
+
+    def evaluate(self, tables: Tables, view: str, path: str) -> str:
         """Put the rows of a view into a temporary table, evaluated under a search_path; its SQL name.
 
-        Both names are SQL, with their schemas. Nothing else is parsed under that path, so that nobody who
-        may create objects in one of its schemas can have our SQL mean something else.
+        The name of the view is SQL, with its schema. Nothing else is parsed under that path, so that nobody
+        who may create objects in one of its schemas can have our SQL mean something else.
         """
-        select, name = f"SELECT * FROM {view}", self.name(table)
-        self.shape(table, select)
+        select, name = f"SELECT * FROM {view}", tables.sql("rows")
+        self.execute(Shape(tables.name("rows"), select))
         with self._limited():
-            self._connection.execute(
+            self.connection.execute(
                 sql.SQL(
                     "DELETE FROM {name}; SELECT set_config('search_path', {path}, true);"
                     " INSERT INTO {name} {select}; SET LOCAL search_path = {pinned}; ANALYZE {name}"
@@ -147,93 +150,7 @@ class Scratch:
             )
         return name
 
-    def _creation(self, table: str, select: str) -> str:
-        end = "DROP" if is_pooled(self._connection) else "DELETE ROWS"
-        return (
-            f'CREATE TEMP TABLE IF NOT EXISTS "{self._prefix}_{table}" ON COMMIT {end}'
-            f" AS {select} WITH NO DATA"
-        )
 
-    def index(self, table: str, columns: Sequence[str]) -> None:
-        """Makes a temporary table quick to look into, unless it is."""
-        self._connection.execute(
-            sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} ({})").format(
-                sql.Identifier(f"{self._prefix}_{table}_index"),
-                statement(self.name(table)),
-                sql.SQL(", ").join(map(sql.Identifier, columns)),
-            )
-        )
-
-    def run(self, what: str, text: str) -> int:
-        """Runs one data-modifying statement; the number of rows it touched."""
-        with self._limited():
-            return self._connection.execute(statement(text)).rowcount
-
-    def row(self, what: str, text: str) -> TupleRow:
-        """The single row of a query."""
-        with self._limited():
-            return one(self._connection, statement(text))
-
-    @contextmanager
-    def _limited(self) -> Iterator[None]:
-        if self.patience is None:
-            yield
-        else:
-            with self.patience.statement():
-                yield
-
-    def attempt(self, what: str, text: str) -> TupleRow | None:
-        """The single row of a statement that may make later ones needless; None if it was not run."""
-        return self.row(what, text)
-
-    def analyse(self, table: str) -> None:
-        """Tells the server what is in a temporary table."""
-        self._connection.execute(statement(f"ANALYZE {self.name(table)}"))
-
-
-RECORDED_ROWS = 2
-"""What each step of a refresh has that is only written down: one row that was there, and a new one."""
-
-
-class Recorder(Scratch):
-    """Writes down the statements of a refresh instead of running them, for `explain`."""
-
-    def __init__(self, prefix: str = "") -> None:
-        self.statements: list[tuple[str, str]] = []
-        self._prefix = prefix
-
-    def name(self, table: str) -> str:
-        return f"pg_temp.{self._prefix}{table}"
-
-    def part(self, name: str) -> Recorder:
-        part = Recorder(f"{self._prefix}{name}_")
-        part.statements = self.statements
-        return part
-
-    def shape(self, table: str, select: str) -> None:
-        pass
-
-    def index(self, table: str, columns: Sequence[str]) -> None:
-        pass
-
-    def fill(self, table: str, select: str) -> int:
-        self.run(f"fill {self._prefix}{table}", f"INSERT INTO {self.name(table)}\n{select}")
-        return RECORDED_ROWS
-
-    def run(self, what: str, text: str) -> int:
-        self.note(what, text)
-        return 1
-
-    def note(self, what: str, text: str) -> None:
-        self.statements.append((what, text))
-
-    def row(self, what: str, text: str) -> TupleRow:
-        self.note(what, text)
-        return (1, 1, 1, 1, 0) if what == "count" else (RECORDED_ROWS, RECORDED_ROWS)
-
-    def attempt(self, what: str, text: str) -> TupleRow | None:
-        self.note(what, text)
-        return None
-
-    def analyse(self, table: str) -> None:
-        pass
+def in_temp(table: str) -> str:
+    """The SQL name of a temporary table."""
+    return f"pg_temp.{identifier(table)}"

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from headwater.db.scratch import Scratch
 from headwater.plan.render import Staged
+from headwater.plan.steps import Steps, Tables
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 
 
@@ -32,19 +32,19 @@ class Engine(Protocol):
     def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
         """The sources whose change rows it reads where they are, by oid, given how many wait for each."""
 
-    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> int:
+    def bag_delta(self, tables: Tables, plan: BagPlan, staged: Staged) -> Steps[int]:
         """Fills `delta` of a bag; how many rows that is, as of the others."""
 
-    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
+    def state_delta(self, tables: Tables, plan: GroupPlan, staged: Staged) -> Steps[int]:
         """Fills `delta` of groups with an algebra."""
 
-    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
+    def affected_keys(self, tables: Tables, plan: GroupPlan, staged: Staged) -> Steps[int]:
         """Fills `keys` of groups without an algebra."""
 
-    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> int:
+    def recompute(self, tables: Tables, plan: GroupPlan, keys: str) -> Steps[int]:
         """Fills `result` with the rows of the groups in a key table, as they are now."""
 
-    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> int:
+    def recompute_all(self, tables: Tables, plan: MaintenancePlan, storage: str) -> Steps[int]:
         """Fills `result` of groups with all there are, or `delta` of a bag with what differs from storage."""
 
 

@@ -21,13 +21,13 @@ from headwater.config import Settings
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.route import Route
-from headwater.db.scratch import Recorder
 from headwater.definition.reader import Definition, definition_name, expression_types
 from headwater.engine.base import Engine, Engines
 from headwater.engine.cost_model import Verdict, at_least, choose, crossover, dearer_than_full, patience_ms
 from headwater.engine.observations import INSTEAD, Experience
 from headwater.engine.postgres.engine import PostgresEngine, in_postgres
 from headwater.engine.spark.compile import compile_program, full_refusal
+from headwater.engine.spark.engine import SparkEngine
 from headwater.engine.spark.program import Program
 from headwater.engine.spark.transport.encoding import Refused
 from headwater.plan.storage_plan import IncrementalPlan, MaintenancePlan
@@ -35,7 +35,7 @@ from headwater.scheduling.schedules import Calculated, parse_schedule, typical_i
 from headwater.util.lru_cache import Remembered
 
 if TYPE_CHECKING:
-    from headwater.engine.spark.pipeline import Mover, Pipeline
+    from headwater.engine.spark.pipeline import Pipeline
 
 REMEMBERED = 64
 """Programs that are kept; each belongs to a definition as it is."""
@@ -179,7 +179,7 @@ class Dispatch:
             connection, dsn, settings, stream_table, action, phases=phases, progress=self._progress
         )
         with pipeline:
-            yield partial(_engine_of, decision, connection, pipeline, phases, hidden), pipeline
+            yield partial(_engine_of, decision, hidden), pipeline
 
     def explained(
         self,
@@ -187,21 +187,16 @@ class Dispatch:
         stream_table: StreamTable,
         definition: Definition,
         plans: Sequence[MaintenancePlan],
-        recorder: Recorder,
     ) -> tuple[Engines, Decision]:
-        """The engines of an ordinary delta, writing down what they would do, and why it is these."""
+        """The engines of an ordinary delta, and why it is these."""
         if stream_table.engine == "postgres":
             return in_postgres, Decision("postgres", "asked for")
         programs, refusal = self._programs_of(connection, definition, plans, "delta")
         if not programs:
             return in_postgres, Decision("postgres", f"Spark cannot do it exactly: {refusal}")
         if stream_table.engine == "spark":
-            from headwater.engine.spark.pipeline import Sketch
-
             decision = Decision("spark", "asked for", programs, forced=True)
-            return partial(
-                _engine_of, decision, connection, Sketch(recorder.note), Phases(), frozenset()
-            ), decision
+            return partial(_engine_of, decision, frozenset[int]()), decision
         return in_postgres, Decision(
             "postgres", crossover(self.experience.deltas(connection, stream_table.id))
         )
@@ -242,18 +237,9 @@ class Dispatch:
         return min(intervals) / timedelta(milliseconds=1) if intervals else None
 
 
-def _engine_of(
-    decision: Decision,
-    connection: Connection,
-    mover: Mover,
-    phases: Phases,
-    hidden: frozenset[int],
-    plan: MaintenancePlan,
-) -> Engine:
-    from headwater.engine.spark.engine import SparkEngine
-
+def _engine_of(decision: Decision, hidden: frozenset[int], plan: MaintenancePlan) -> Engine:
     program = decision.programs.get(plan)
-    return PostgresEngine() if program is None else SparkEngine(connection, mover, program, phases, hidden)
+    return PostgresEngine() if program is None else SparkEngine(program, hidden)
 
 
 def estimated_ms(connection: Connection, stream_table_id: int) -> float:

@@ -165,8 +165,8 @@ class Auditor:
             if outcome.action == "recompute":
                 raise _Postponed(f"its next refresh recomputes it: {outcome.reason}")
             connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
-            definition = refresher.upkeep.read_definition(stream_table)
-            refresher.upkeep.check_storage(stream_table)
+            definition = refresher.members.read_definition(stream_table)
+            refresher.members.check_storage(stream_table)
             found = self._slice(stream_table, definition, position)
             partitioned = [source.relation for source in closure.sources[number] if source.partitioned]
             if partitioned and partitions_moved(connection, partitioned):

@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from headwater.capture.triggers import change_table
 from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import Frontier, StreamTable
-from headwater.clock import Phases
 from headwater.db.connection import Connection, transaction
-from headwater.db.scratch import Recorder
 from headwater.definition.reader import definition_oid
 from headwater.engine.observations import Prediction
-from headwater.engine.postgres.engine import PostgresEngine
+from headwater.inspect.transcript import Statement, Transcript
 from headwater.plan.aggregates import obstacle
 from headwater.plan.build.grouping import ROWS
 from headwater.plan.expression import Expression, column
@@ -31,10 +29,11 @@ from headwater.plan.operators import (
     UnionAll,
     sources_of,
 )
+from headwater.plan.steps import Tables, fill
 from headwater.plan.storage_plan import BagPlan, GroupPlan, MaintenancePlan
 from headwater.refresh.index_advice import MissingIndex, missing_indexes
 from headwater.refresh.intermediates import kept_layers, kept_parts
-from headwater.refresh.steps import apply, bring_kept_up_to_date, compute, small_change, stage
+from headwater.refresh.steps import Inputs, delta
 from headwater.refresh.transaction import Refresher
 
 
@@ -46,14 +45,6 @@ class Operator:
     name: str
     detail: str
     rule: str
-
-
-@dataclass(frozen=True)
-class Step:
-    """One statement of a refresh."""
-
-    name: str
-    sql: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +62,7 @@ class Explanation:
     indexes: tuple[MissingIndex, ...]  # on sources, that would turn scans into look-ups
     query: str
     operators: tuple[Operator, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Statement, ...]
 
 
 def explain(connection: Connection, refresher: Refresher, stream_table: StreamTable) -> Explanation:
@@ -80,36 +71,34 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         definition = refresher.reader.read(definition_oid(connection, stream_table.id))
         mode = definition.mode_for(stream_table.mode)
         plan = definition.maintenance(mode)
-        target = refresher.upkeep.target(stream_table, definition)
+        target = refresher.members.target(stream_table, definition)
         reasons = list(definition.reasons or stream_table.mode_reasons)
-        recorder = Recorder()
         layers = kept_layers(connection, stream_table.id, definition) if mode == "differential" else None
         plans = [*(part.plan for part in layers.kept), layers.top] if layers else [plan]
-        engines, decision = refresher.upkeep.explained(stream_table, definition, plans, recorder)
+        engines, decision = refresher.dispatch.explained(connection, stream_table, definition, plans)
+        transcript = Transcript(connection, engines)
         if isinstance(plan, BagPlan | GroupPlan):
             assert layers is not None
             sources = catalog.sources_of(connection, stream_table.id)
             tables = {
                 source.relation: source.change_table or change_table(source.relation) for source in sources
             }
-            frontier = stream_table.frontier or Frontier(snapshot="1:1:", applied_by="0")
-            pending = {source.relation: 1 for source in plan.sources}
-            left = frozenset() if layers.kept else engines(layers.top).in_place(layers.top, pending)
-            if engines(layers.top).name == PostgresEngine.name:
-                small = small_change(layers, pending, tables, frontier, target)
-                if small is not None:
-                    small.run(recorder)
-            staged = stage(recorder, plan, pending, tables, frontier, left)
-            if staged.tables:
-                label = stream_table.label
-                staged = bring_kept_up_to_date(engines, recorder, layers.kept, staged, label, Phases())
-                computed = compute(engines(layers.top), recorder, layers.top, staged, target, Phases())
-                apply(recorder, layers.top, target, computed)
+            inputs = Inputs(
+                label=stream_table.label,
+                layers=layers,
+                plan=plan,
+                pending={source.relation: 1 for source in plan.sources},
+                change_tables=tables,
+                frontier=stream_table.frontier or Frontier(snapshot="1:1:", applied_by="0"),
+                target=target,
+                tables=Tables(),
+            )
+            transcript.take(delta(inputs, in_postgres=not decision.programs))
             if isinstance(plan, GroupPlan):
                 types = {column.name: column.type for column in plan.rows}
                 reasons += [found for call in plan.aggregate.calls if (found := obstacle(call, types))]
         else:
-            recorder.fill("delta", plan.difference_sql(target.storage))
+            transcript.take(fill(Tables(), "delta", plan.difference_sql(target.storage)))
         indexes = missing_indexes(connection, layers) if layers else ()
         kept = kept_parts(connection, stream_table.id, definition)
     return Explanation(
@@ -120,11 +109,13 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         engine_reason=decision.reason,
         schedule=stream_table.schedule,
         reasons=tuple(reasons),
-        predictions=refresher.upkeep.predictions(stream_table) if mode == "differential" else (),
+        predictions=refresher.dispatch.experience.predictions(connection, stream_table.id)
+        if mode == "differential"
+        else (),
         indexes=indexes,
         query=definition.text,
         operators=tuple(_operators(plan, kept)),
-        steps=tuple(Step(name, sql) for name, sql in recorder.statements),
+        steps=tuple(transcript.statements),
     )
 
 

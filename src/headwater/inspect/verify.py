@@ -91,8 +91,8 @@ def _verify(
         else:
             notes.append("it recomputes at each refresh and is compared as it is stored")
         connection.execute("SELECT set_config('TimeZone', %s, true)", (stream_table.time_zone,))
-        definition = refresher.upkeep.read_definition(stream_table)
-        query = refresher.upkeep.evaluated(stream_table, definition)
+        definition = refresher.members.read_definition(stream_table)
+        query = refresher.members.loader.evaluated(stream_table, definition)
         stored = f"{identifier(stream_table.schema)}.{identifier(stream_table.name)}"
         wanted, found = f"TABLE {query}", f"TABLE {stored}"
         difference = differences(connection, definition.columns, wanted, found)

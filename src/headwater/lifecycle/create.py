@@ -312,7 +312,7 @@ class Creation:
             installed.hold_version(connection)
             if replaced is not None:
                 swap.hold(connection, (replaced.schema, replaced.name))
-                refresher.upkeep.lock(replaced)
+                refresher.members.lock(replaced)
             # At once, for a refresh that finds nothing to do may move it without that lock.
             connection.execute(query("catalog", "set_frontier"), {"id": shown.id})
             with phases.measure("plan"):
@@ -322,7 +322,7 @@ class Creation:
             going: tuple[list[int], list[str]] = ([], [])
             if replaced is not None:
                 going = self._replacement.in_the_way(replaced, view, cascade=cascade)
-            first = refresher.upkeep.load(
+            first = refresher.members.loader.load(
                 loaded,
                 definition,
                 loaded.mode,
@@ -373,9 +373,9 @@ class Creation:
         definition: Definition,
         plan: MaintenancePlan,
     ) -> Decision:
-        if replaced is not None and self._refresher.upkeep.has_readers(replaced):
+        if replaced is not None and self._refresher.members.has_readers(replaced):
             return Decision("postgres", "those that read it need the difference")
-        return self._refresher.upkeep.decide_load(loaded, definition, plan)
+        return self._refresher.members.loader.decide_load(loaded, definition, plan)
 
     def _clear_away(self, session: Connection, stream_table_id: int, label: str) -> str:
         """Removes what the first transaction made; the hint if that fails, which must not hide the cause."""

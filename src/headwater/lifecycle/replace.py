@@ -23,7 +23,7 @@ from headwater.catalog.history import Outcome
 from headwater.catalog.stream_tables import StreamTable
 from headwater.db.connection import Connection, retried, transaction
 from headwater.db.queries import query
-from headwater.db.scratch import Scratch, prefix_of
+from headwater.db.scratch import prefix_of
 from headwater.definition.reader import (
     DEFINITIONS,
     Definition,
@@ -35,6 +35,7 @@ from headwater.definition.reader import (
 )
 from headwater.errors import DependentsExist, LockNotAvailable
 from headwater.lifecycle.drop import Removal
+from headwater.plan.steps import Tables
 from headwater.plan.storage_plan import MaintenancePlan
 from headwater.refresh.transaction import Refresher
 
@@ -115,11 +116,11 @@ class Replacement:
         assert replaced.relation is not None
         if not swap.fits(connection, replaced.relation, definition_oid(connection, candidate)):
             self._removal.forget_as_source(replaced.id)  # by the view that is about to go
-        target = self._refresher.upkeep.target(replaced, definition)
+        target = self._refresher.members.target(replaced, definition)
         table = storage.storage_name(candidate)
         prepared = swap.prepare(connection, replaced.label, replaced.id, table, plan)
-        scratch = Scratch(connection, f"{prefix_of(candidate)}load")
-        said += self._refresher.upkeep.put_in_place(scratch, target, replaced, prepared, plan)
+        tables = Tables(f"{prefix_of(candidate)}load_")
+        said += self._refresher.members.put_in_place(tables, target, replaced, prepared, plan)
         self._removal.drop_definition(replaced.id)
         label = f"{replaced.schema}.{replaced.name}"
         connection.execute(

@@ -61,7 +61,7 @@ from headwater.refresh.compare import Difference, PlanRefuted
 from headwater.refresh.decide import Request
 from headwater.refresh.dependencies import Outdated, bring_up_to_date, follow_renames, outdated, register_anew
 from headwater.refresh.incidents import FoundBy
-from headwater.refresh.run import ScratchFactory, Upkeep, mark_for_rebuild
+from headwater.refresh.member import MemberRefresher, ScratchFactory, mark_for_rebuild
 
 MOVED = frozenset({"42P01", "42703", "42883", "42704", "3F000"})
 """Something is not there under the name that the plan has for it."""
@@ -118,8 +118,8 @@ class Refresher:
         self._connection = connection
         self._settings = settings
         self.reader = reader
-        self._dispatch = dispatch
-        self.upkeep = Upkeep(connection, settings, reader, dispatch, scratch)
+        self.dispatch = dispatch
+        self.members = MemberRefresher(connection, settings, reader, dispatch, scratch)
 
     def refresh(self, stream_table: StreamTable, request: Request) -> list[Outcome]:
         """Refreshes a stream table and those it reads; outcomes in the order of the graph."""
@@ -156,7 +156,7 @@ class Refresher:
     ) -> list[Outcome]:
         """Refreshes what is found, at its end the stream table that the request is for."""
         label, started = stream_table.label, Phases()
-        self.upkeep.given_up.clear()
+        self.members.ledger.abandoned.clear()
         while True:
             try:
                 outcomes = retried(
@@ -195,7 +195,7 @@ class Refresher:
                     self._record_failure(whole, started)
                 raise whole from failure.__cause__
         for outcome in outcomes:
-            self._dispatch.experience.add(
+            self.dispatch.experience.add(
                 Took(
                     outcome.stream_table_id,
                     outcome.action,
@@ -325,7 +325,7 @@ class Refresher:
             for member in catalog.stream_tables(self._connection, list(closure.order))
         }
         outcomes = []
-        self.upkeep.begin(closure.order)
+        self.members.begin(closure.order)
         if len(by_id) < len(closure.order):
             raise NotFound(
                 "a stream table that takes part in this refresh was dropped in the meantime", hint="repeat it"
@@ -333,7 +333,7 @@ class Refresher:
         for member in closure.order:
             wanted = request if member == stream_table_id else replace(request, full=False)
             try:
-                outcomes.append(self.upkeep.refresh(by_id[member], closure.sources[member], wanted))
+                outcomes.append(self.members.refresh(by_id[member], closure.sources[member], wanted))
             except HeadwaterError as error:
                 raise MemberFailed(by_id[member], error) from error
             except psycopg.Error as error:
@@ -358,7 +358,7 @@ class Refresher:
                 installed.hold_version(self._connection)
                 self._connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table_id})
                 stream_table = catalog.stream_table(self._connection, stream_table_id)
-                definition = self.upkeep.read_definition(stream_table)
+                definition = self.members.read_definition(stream_table)
                 if stream_table.mode == "full" or definition.plan is None:
                     return None
                 reason = INCIDENTS[found_by].format(difference)
@@ -373,7 +373,7 @@ class Refresher:
     def record_incident(self, stream_table_id: int, label: str, difference: Difference) -> None:
         """Writes an incident down for a stream table that is given up for it."""
         with transaction(self._connection):
-            definition = self.upkeep.read_definition(catalog.stream_table(self._connection, stream_table_id))
+            definition = self.members.read_definition(catalog.stream_table(self._connection, stream_table_id))
             reason = INCIDENTS["load"].format(difference)
             incidents.record(self._connection, None, label, definition, "load", reason, difference)
 
@@ -394,13 +394,16 @@ class Refresher:
         except psycopg.Error:
             if not self._connection.closed:
                 raise
-        with suppress(psycopg.Error, HeadwaterError), self._dispatch.another_connection() as another:
+        with suppress(psycopg.Error, HeadwaterError), self.dispatch.another_connection() as another:
             self._record_failure_over(another, failed, started)
 
     def _record_failure_over(self, connection: Connection, failed: MemberFailed, started: Phases) -> None:
-        stream_table, decision = failed.stream_table, self.upkeep.decisions.get(failed.stream_table.id)
-        if self.upkeep.left_database:
-            self._dispatch.sweep(connection)
+        stream_table, decision = (
+            failed.stream_table,
+            self.members.ledger.decisions.get(failed.stream_table.id),
+        )
+        if self.members.ledger.left_database:
+            self.dispatch.sweep(connection)
         if not catalog.stream_tables(connection, [stream_table.id]):
             return
         history.record(

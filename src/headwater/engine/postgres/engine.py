@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headwater.db.scratch import Scratch
 from headwater.engine.postgres.nested_deltas import with_inner
 from headwater.engine.postgres.stepwise_joins import MANY_ROWS, Joins
 from headwater.plan.operators import Aggregate, Query, Select, UnionAll
 from headwater.plan.render import Staged
+from headwater.plan.steps import Steps, Tables, fill
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 
 MOST_AT_ONCE = 1_000
@@ -27,24 +27,25 @@ class PostgresEngine:
             return frozenset()
         return frozenset(source.relation for source in plan.sources)
 
-    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> int:
-        return scratch.fill("delta", plan.delta_sql(_worked_out(scratch, plan, plan.body, staged)))
+    def bag_delta(self, tables: Tables, plan: BagPlan, staged: Staged) -> Steps[int]:
+        staged = yield from _worked_out(tables, plan, plan.body, staged)
+        return (yield from fill(tables, "delta", plan.delta_sql(staged)))
 
-    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
-        staged = _worked_out(scratch, plan, plan.aggregate.input, staged)
-        return scratch.fill("delta", plan.state_delta_sql(staged))
+    def state_delta(self, tables: Tables, plan: GroupPlan, staged: Staged) -> Steps[int]:
+        staged = yield from _worked_out(tables, plan, plan.aggregate.input, staged)
+        return (yield from fill(tables, "delta", plan.state_delta_sql(staged)))
 
-    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
-        staged = _worked_out(scratch, plan, plan.aggregate.input, staged)
-        return scratch.fill("keys", plan.affected_sql(staged))
+    def affected_keys(self, tables: Tables, plan: GroupPlan, staged: Staged) -> Steps[int]:
+        staged = yield from _worked_out(tables, plan, plan.aggregate.input, staged)
+        return (yield from fill(tables, "keys", plan.affected_sql(staged)))
 
-    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> int:
-        return scratch.fill("result", plan.recompute_sql(keys))
+    def recompute(self, tables: Tables, plan: GroupPlan, keys: str) -> Steps[int]:
+        return (yield from fill(tables, "result", plan.recompute_sql(keys)))
 
-    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> int:
+    def recompute_all(self, tables: Tables, plan: MaintenancePlan, storage: str) -> Steps[int]:
         if isinstance(plan, GroupPlan):
-            return scratch.fill("result", plan.full_sql())
-        return scratch.fill("delta", plan.difference_sql(storage))
+            return (yield from fill(tables, "result", plan.full_sql()))
+        return (yield from fill(tables, "delta", plan.difference_sql(storage)))
 
 
 def is_one_query(plan: IncrementalPlan, pending: Mapping[int, int]) -> bool:
@@ -64,10 +65,11 @@ def _reads_once(body: Query) -> bool:
     return isinstance(body, Select) and len(body.inputs) == 1
 
 
-def _worked_out(scratch: Scratch, plan: IncrementalPlan, rows: Query, staged: Staged) -> Staged:
-    """All that a plan's own delta reads: what changed inside it, and its joins where they are begun."""
-    joins = Joins(scratch, plan)
-    return joins.begun(rows, with_inner(scratch, plan, staged, joins.delta_sql))
+def _worked_out(tables: Tables, plan: IncrementalPlan, rows: Query, staged: Staged) -> Steps[Staged]:
+    """Work out what a plan's own delta reads: changes inside it, and joins where they are begun."""
+    joins = Joins(tables, plan)
+    staged = yield from with_inner(tables, plan, staged, joins.delta_sql)
+    return (yield from joins.begun(rows, staged))
 
 
 def in_postgres(plan: MaintenancePlan) -> PostgresEngine:

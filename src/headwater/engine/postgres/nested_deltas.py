@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from headwater.db.scratch import Scratch
 from headwater.plan.expression import Expression
 from headwater.plan.operators import CORE, Aggregate, Apply, Keyed, Lookup, Node, Nonlinear, Query, children
 from headwater.plan.quoting import identifier
@@ -34,13 +33,14 @@ from headwater.plan.render import (
     now_sql,
     old_sql,
 )
+from headwater.plan.steps import Steps, Tables, fill, index
 from headwater.plan.storage_plan import BagPlan, GroupPlan
 
 INDEXED_ROWS = 200
 """Rows of a lookup from which on looking into it by an index is worth making one."""
 
 
-DeltaOf = Callable[[Query, Staged], str]
+DeltaOf = Callable[[Query, Staged], Steps[str]]
 """Makes the SQL of the change of what something nonlinear reads, weighted and not consolidated."""
 
 
@@ -48,20 +48,22 @@ FILTERED_ROWS = 1000
 """Rows from which on those that fail a condition are left out before the next lookup."""
 
 
-def with_inner(scratch: Scratch, plan: BagPlan | GroupPlan, staged: Staged, delta_of: DeltaOf) -> Staged:
-    """The staged changes of sources, and with them those of what is nonlinear inside the plan's query."""
-    return _Inside(scratch, plan.columns, staged, delta_of).of(plan.root) if plan.columns else staged
+def with_inner(tables: Tables, plan: BagPlan | GroupPlan, staged: Staged, delta_of: DeltaOf) -> Steps[Staged]:
+    """Add to the staged changes of sources those of what is nonlinear inside the plan's query."""
+    if not plan.columns:
+        return staged
+    return (yield from _Inside(tables, plan.columns, staged, delta_of).of(plan.root))
 
 
 class _Inside:
     def __init__(
         self,
-        scratch: Scratch,
+        tables: Tables,
         columns: Mapping[Query, tuple[Column, ...]],
         staged: Staged,
         delta_of: DeltaOf,
     ) -> None:
-        self._scratch = scratch
+        self._tables = tables
         self._columns = columns
         self._delta_of = delta_of
         self._inner: dict[Nonlinear, str] = {}
@@ -69,79 +71,77 @@ class _Inside:
         self._staged = replace(staged, inner=self._inner, rows=self._rows)
         self._numbers: dict[Nonlinear, int] = {}
 
-    def of(self, root: Query) -> Staged:
+    def of(self, root: Query) -> Steps[Staged]:
         for child in children(root):
-            self._visit(child)
+            yield from self._visit(child)
         if not isinstance(root, Aggregate):
-            self._stage(root)
+            yield from self._stage(root)
         return self._staged
 
-    def _visit(self, node: Node) -> None:
+    def _visit(self, node: Node) -> Steps[None]:
         for child in children(node):
-            self._visit(child)
-        self._stage(node)
+            yield from self._visit(child)
+        yield from self._stage(node)
 
-    def _stage(self, node: Node) -> None:
+    def _stage(self, node: Node) -> Steps[None]:
         match node:
             case Aggregate() | Keyed() | Apply() if node not in self._numbers:
                 self._numbers[node] = len(self._numbers) + 1
                 if any(self._staged.changes(child) for child in children(node)):
-                    found = self._applied(node) if isinstance(node, Apply) else self._keyed(node)
+                    found = yield from (self._applied(node) if isinstance(node, Apply) else self._keyed(node))
                     if found is not None:
                         self._inner[node] = found
             case _:
                 pass
 
-    def _fill(self, node: Nonlinear, what: str, select: str) -> str | None:
+    def _fill(self, node: Nonlinear, what: str, select: str) -> Steps[str | None]:
         """The name of a table with the rows of a query, or None if there are none."""
         table = f"n{self._numbers[node]}_{what}"
-        rows = self._scratch.fill(table, select)
-        self._rows[self._scratch.name(table)] = rows
-        return self._scratch.name(table) if rows else None
+        rows = yield from fill(self._tables, table, select)
+        self._rows[self._tables.sql(table)] = rows
+        return self._tables.sql(table) if rows else None
 
-    def _changed(self, node: Nonlinear, what: str, child: Query) -> str | None:
+    def _changed(self, node: Nonlinear, what: str, child: Query) -> Steps[str | None]:
         """The consolidated change of what a node reads."""
         if not self._staged.changes(child):
             return None
-        delta = consolidated_sql(self._delta_of(child, self._staged), self._columns[child])
-        return self._fill(node, what, delta)
+        weighted = yield from self._delta_of(child, self._staged)
+        return (yield from self._fill(node, what, consolidated_sql(weighted, self._columns[child])))
 
-    def _consolidated(self, node: Nonlinear, parts: list[str]) -> str | None:
+    def _consolidated(self, node: Nonlinear, parts: list[str]) -> Steps[str | None]:
         weighted = "\nUNION ALL\n".join(parts)
-        return self._fill(node, "delta", consolidated_sql(weighted, self._columns[node]))
+        return (yield from self._fill(node, "delta", consolidated_sql(weighted, self._columns[node])))
 
     # keys
 
-    def _keyed(self, node: Aggregate | Keyed) -> str | None:
+    def _keyed(self, node: Aggregate | Keyed) -> Steps[str | None]:
         if isinstance(node, Aggregate):
             sides: list[tuple[Query, tuple[str, ...]]] = [(node.input, node.keys)]
         else:
             sides = [(item.node, keys) for item, keys in zip(node.inputs, node.keys, strict=True)]  # type: ignore[misc]
-        deltas = [self._changed(node, f"in{number}", child) for number, (child, _) in enumerate(sides)]
+        deltas: list[str | None] = []
+        for number, (child, _) in enumerate(sides):
+            deltas.append((yield from self._changed(node, f"in{number}", child)))
         if not any(deltas):
             return None
         now = []
-        key_filter = self._affected(node, sides, deltas)
+        key_filter = yield from self._affected(node, sides, deltas)
         for number, (child, keys) in enumerate(sides):
             if key_filter is None:
                 now.append(now_sql(child))
             else:
                 rows = now_sql(child, replace(key_filter, columns=keys))
-                table = self._fill(node, f"now{number}", rows)
-                now.append(
-                    f"SELECT * FROM {table or self._scratch.name(f'n{self._numbers[node]}_now{number}')}"
-                )
+                yield from self._fill(node, f"now{number}", rows)
+                now.append(f"SELECT * FROM {self._tables.sql(f'n{self._numbers[node]}_now{number}')}")
         before = [
             old_sql(rows, delta, self._columns[child]) if delta else rows
             for rows, delta, (child, _) in zip(now, deltas, sides, strict=True)
         ]
-        return self._consolidated(
-            node,
-            [
-                self._weighted(node, self._over(node, now), "1"),
-                self._weighted(node, self._over(node, before), "-1"),
-            ],
-        )
+        parts = [
+            self._weighted(node, self._over(node, now), "1"),
+            self._weighted(node, self._over(node, before), "-1"),
+        ]
+        return (yield from self._consolidated(node, parts))
 
     def _over(self, node: Aggregate | Keyed, rows: list[str]) -> str:
         return aggregate_sql(node, rows[0]) if isinstance(node, Aggregate) else keyed_sql(node, rows)
@@ -152,7 +152,7 @@ class _Inside:
 
     def _affected(
         self, node: Nonlinear, sides: list[tuple[Query, tuple[str, ...]]], deltas: list[str | None]
-    ) -> KeyFilter | None:
+    ) -> Steps[KeyFilter | None]:
         """The keys that occur in the deltas of what a node reads."""
         if not sides[0][1]:
             return None
@@ -174,21 +174,21 @@ class _Inside:
         listed = ", ".join(f"a.{key.sql}" for key in keys)
         union = " UNION ALL ".join(parts)
         distinct = f"SELECT DISTINCT {listed} FROM ({union}) AS a"
-        table = self._fill(
+        table = yield from self._fill(
             node, "keys", f"SELECT a.*, {hashed} AS {HASH}, {nulls} AS {HAS_NULL} FROM ({distinct}) AS a"
         )
         return KeyFilter(table or "", keys) if table else None
 
     # lookups
 
-    def _applied(self, node: Apply) -> str | None:
-        core = self._changed(node, "core", node.core)
-        changed = {
-            lookup.name: table
-            for lookup in node.lookups
-            if (table := self._changed(node, lookup.name, lookup.node)) is not None
-        }
-        touched = self._touched(node, core, changed)
+    def _applied(self, node: Apply) -> Steps[str | None]:
+        core = yield from self._changed(node, "core", node.core)
+        changed: dict[str, str] = {}
+        for lookup in node.lookups:
+            table = yield from self._changed(node, lookup.name, lookup.node)
+            if table is not None:
+                changed[lookup.name] = table
+        touched = yield from self._touched(node, core, changed)
         names = ", ".join(column.sql for column in self._columns[node.core])
         now, before = {}, {}
         for number, lookup in enumerate(node.lookups, 1):
@@ -197,10 +197,10 @@ class _Inside:
                 return None
             # Only rows whose core did not change are looked up as of before.
             delta = changed.get(lookup.name) if touched else None
-            now[lookup.name], before[lookup.name] = self._found(node, lookup, f"({rows})", delta)
+            sides = yield from self._found(node, lookup, f"({rows})", delta)
+            now[lookup.name], before[lookup.name] = sides
             if number < len(node.lookups):
-                sides = (now[lookup.name], before[lookup.name])
-                core, touched = self._passing(node, lookup, sides, core, touched)
+                core, touched = yield from self._passing(node, lookup, sides, core, touched)
         if core is None and touched is None:
             return None
         parts = [
@@ -211,7 +211,7 @@ class _Inside:
         if touched:
             old = apply_sql(node, f"SELECT * FROM {touched}", before, weighted=True)
             parts.append(self._weighted(node, old, f"-z.{WEIGHT}"))
-        return self._consolidated(node, parts)
+        return (yield from self._consolidated(node, parts))
 
     def _passing(
         self,
@@ -220,7 +220,7 @@ class _Inside:
         sides: tuple[str, str],
         core: str | None,
         touched: str | None,
-    ) -> tuple[str | None, str | None]:
+    ) -> Steps[tuple[str | None, str | None]]:
         """The rows that may pass the conditions that read one lookup alone, before others are looked into.
 
         A changed row must pass them as they are now; any other one now or before, or it is shown in neither.
@@ -236,15 +236,17 @@ class _Inside:
         passes = " AND ".join(f"({tree.text})" for tree in answered)
         passed = " AND ".join(f"({_asked_before(tree, lookup).text})" for tree in answered)
 
-        def filtered(table: str | None, what: str, condition: str) -> str | None:
+        def filtered(table: str | None, what: str, condition: str) -> Steps[str | None]:
             if table is None:
                 return None
             select = f"WITH {bound} SELECT {CORE}.* FROM {table} AS {CORE} WHERE {condition}"
-            return self._fill(node, f"{what}_{lookup.name}", select)
+            return (yield from self._fill(node, f"{what}_{lookup.name}", select))
 
-        return filtered(core, "core", passes), filtered(touched, "touched", f"({passes}) OR ({passed})")
+        core = yield from filtered(core, "core", passes)
+        touched = yield from filtered(touched, "touched", f"({passes}) OR ({passed})")
+        return core, touched
 
-    def _touched(self, node: Apply, core: str | None, changed: Mapping[str, str]) -> str | None:
+    def _touched(self, node: Apply, core: str | None, changed: Mapping[str, str]) -> Steps[str | None]:
         """The rows of the core as it was that may find what changed in a lookup."""
         columns = self._columns[node.core]
         listed = "".join(f"{CORE}.{column.sql}, " for column in columns)
@@ -269,29 +271,31 @@ class _Inside:
         if not parts:
             return None
         weighted = (f"WITH {', '.join(bound)} " if bound else "") + "\nUNION ALL\n".join(parts)
-        return self._fill(node, "touched", consolidated_sql(weighted, columns))
+        return (yield from self._fill(node, "touched", consolidated_sql(weighted, columns)))
 
-    def _found(self, node: Apply, lookup: Lookup, core: str, delta: str | None) -> tuple[str, str]:
+    def _found(self, node: Apply, lookup: Lookup, core: str, delta: str | None) -> Steps[tuple[str, str]]:
         """What rows of a core can find in a lookup, as it is now and as it was."""
         restriction = lookup_filter(lookup, core)
         now = now_sql(lookup.node, restriction)
         if restriction is not None:
-            now = self._kept(node, lookup, "now", now)
+            now = yield from self._kept(node, lookup, "now", now)
         if delta is None:
             return now, now
         # What the delta has beyond the restriction may stay: no row of the core finds it.
         before = old_sql(now, delta, self._columns[lookup.node])
-        # What refers to the rows outside is evaluated for each of them, and must not be worked out each time.
-        return now, before if lookup.exempt else self._kept(node, lookup, "old", before)
+        if not lookup.exempt:
+            # A reference to the rows outside is evaluated for each of them: not the whole lookup each time.
+            before = yield from self._kept(node, lookup, "old", before)
+        return now, before
 
-    def _kept(self, node: Apply, lookup: Lookup, when: str, rows: str) -> str:
+    def _kept(self, node: Apply, lookup: Lookup, when: str, rows: str) -> Steps[str]:
         """Rows of a lookup in a table of their own."""
         table = f"n{self._numbers[node]}_{lookup.name}_{when}"
-        count = self._scratch.fill(table, rows)
+        count = yield from fill(self._tables, table, rows)
         if lookup.equals and not node.joins and count >= INDEXED_ROWS:
             # A subquery looks into it once for each row; only a join has other ways.
-            self._scratch.index(table, [column for column, _ in lookup.equals])
-        return f"SELECT * FROM {self._scratch.name(table)}"
+            yield from index(self._tables, table, [column for column, _ in lookup.equals])
+        return f"SELECT * FROM {self._tables.sql(table)}"
 
 
 def _finds(node: Apply, lookup: Lookup, delta: str) -> str:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from headwater.db.scratch import Scratch
 from headwater.plan.join_steps import Leg
 from headwater.plan.operators import Node, Query, Select, UnionAll
 from headwater.plan.render import WEIGHT, Staged, block_sql, delta_sql
+from headwater.plan.steps import Steps, Tables, fill
 from headwater.plan.storage_plan import IncrementalPlan
 from headwater.plan.terms import Term, Version, terms
 
@@ -25,36 +25,36 @@ MANY_ROWS = 100
 class Joins:
     """The joins of one delta that are begun; each once, however often it is read."""
 
-    def __init__(self, scratch: Scratch, plan: IncrementalPlan) -> None:
-        self._scratch = scratch
+    def __init__(self, tables: Tables, plan: IncrementalPlan) -> None:
+        self._tables = tables
         self._plan = plan
         self._begun: dict[tuple[Select, Term], tuple[Select, Term] | None] = {}
-        self._tables: dict[int, str] = {}
+        self._joined: dict[int, str] = {}
 
-    def delta_sql(self, node: Query, staged: Staged) -> str:
+    def delta_sql(self, node: Query, staged: Staged) -> Steps[str]:
         """The change of a linear query as a weighted relation, not consolidated."""
-        return delta_sql(node, self.begun(node, staged))
+        return delta_sql(node, (yield from self.begun(node, staged)))
 
-    def begun(self, node: Query, staged: Staged) -> Staged:
+    def begun(self, node: Query, staged: Staged) -> Steps[Staged]:
         """The staged changes, with the terms of the joins in a linear query begun where that pays."""
         for block in _blocks(node):
             for term in terms(block, staged.changes, staged.size):
                 pivot = block.inputs[term.index(Version.DELTA)]
                 known = Version.OLD not in term or (block, term) in self._begun
                 if not known and staged.size(pivot.node) >= MANY_ROWS:
-                    self._begin(block, term, staged)
+                    yield from self._begin(block, term, staged)
         return self._with(staged)
 
     def _with(self, staged: Staged) -> Staged:
-        return replace(staged, tables={**staged.tables, **self._tables}, begun=self._begun)
+        return replace(staged, tables={**staged.tables, **self._joined}, begun=self._begun)
 
-    def _begin(self, block: Select, term: Term, staged: Staged) -> None:
+    def _begin(self, block: Select, term: Term, staged: Staged) -> Steps[None]:
         way = self._plan.itinerary(block, term)
         for leg in way.legs:
-            if not self._scratch.fill(leg.table, _leg_sql(leg, self._with(staged))):
+            if not (yield from fill(self._tables, leg.table, _leg_sql(leg, self._with(staged)))):
                 self._begun[block, term] = None
                 return
-            self._tables[leg.relation] = self._scratch.name(leg.table)
+            self._joined[leg.relation] = self._tables.sql(leg.table)
         if way.legs:
             self._begun[block, term] = way.rest
 

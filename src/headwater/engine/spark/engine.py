@@ -16,13 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from headwater.clock import Phases
-from headwater.db.connection import Connection, one
-from headwater.db.queries import query
-from headwater.db.scratch import Scratch
 from headwater.engine.postgres.engine import PostgresEngine
 from headwater.engine.postgres.nested_deltas import with_inner
-from headwater.engine.spark.pipeline import Mover
 from headwater.engine.spark.program import (
     BagPart,
     BagProgram,
@@ -34,15 +29,16 @@ from headwater.engine.spark.program import (
     RowsProgram,
     W,
 )
+from headwater.engine.spark.steps import Size, collect, pages_of, read_by_tasks, read_here, size_of, store
 from headwater.engine.spark.translate import Leaf
-from headwater.engine.spark.transport.read import BulkRead
-from headwater.engine.spark.transport.wire import Column
+from headwater.engine.spark.transport.wire import BulkRead, Column
 from headwater.plan.expression import Expression
 from headwater.plan.operators import Query, Scan, scanned_directly, scans
 from headwater.plan.quoting import identifier
 from headwater.plan.render import ANY_TYPE, WEIGHT, Changes, KeyFilter, Staged, delta_sql, input_sql, now_sql
 from headwater.plan.render import Column as KeyColumn
 from headwater.plan.semijoin import can_restrict
+from headwater.plan.steps import Steps, Tables, fill, in_phase
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.substitute import substituted
 from headwater.plan.terms import Term, Version, terms
@@ -56,16 +52,6 @@ PUSHDOWN_FACTOR = 8
 
 
 @dataclass(frozen=True)
-class Size:
-    """How large a source is, and where tasks read it."""
-
-    rows: float
-    pages: int
-    relation: str  # SQL name of the table that holds its rows
-    condition: str | None  # under which a row of that table is one of the source
-
-
-@dataclass(frozen=True)
 class _Reached:
     """Rows of an input that are known in the refresh's transaction."""
 
@@ -75,26 +61,13 @@ class _Reached:
 
 
 class SparkEngine:
-    """Runs one stream table's program; made for one refresh.
-
-    Errors of the server pass through: whoever calls an engine decides about them, for all methods alike.
-    """
+    """The steps of one stream table's program; made for one refresh."""
 
     name = "spark"
 
-    def __init__(
-        self,
-        connection: Connection,
-        mover: Mover,
-        program: Program,
-        phases: Phases,
-        hidden: frozenset[int] = frozenset(),
-    ) -> None:
+    def __init__(self, program: Program, hidden: frozenset[int] = frozenset()) -> None:
         """`hidden` are the sources that this transaction wrote to: tasks do not see them as they are."""
-        self._connection = connection
-        self._mover = mover
         self._program = program
-        self._phases = phases
         self._hidden = hidden
         self._sizes: dict[int, Size] = {}
         self._changes: dict[tuple[str, str], tuple[str, int]] = {}
@@ -110,71 +83,72 @@ class SparkEngine:
         many = {relation for relation, rows in pending.items() if rows > UNSTAGED_ROWS}
         return scanned_directly(plan.root) & many - self._hidden
 
-    def bag_delta(self, scratch: Scratch, plan: BagPlan, staged: Staged) -> int:
-        staged = self._with_inner(scratch, plan, staged)
+    def bag_delta(self, tables: Tables, plan: BagPlan, staged: Staged) -> Steps[int]:
+        staged = yield from self._with_inner(tables, plan, staged)
         rows = self._bag().rows
         if rows is None or not staged.changes(plan.body):
-            return scratch.fill("delta", plan.delta_sql(staged))
-        return scratch.fill("delta", plan.weighted_sql(self._joined_delta(scratch, rows, staged)))
+            return (yield from fill(tables, "delta", plan.delta_sql(staged)))
+        weighted = yield from self._joined_delta(tables, rows, staged)
+        return (yield from fill(tables, "delta", plan.weighted_sql(weighted)))
 
-    def state_delta(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
-        staged = self._with_inner(scratch, plan, staged)
+    def state_delta(self, tables: Tables, plan: GroupPlan, staged: Staged) -> Steps[int]:
+        staged = yield from self._with_inner(tables, plan, staged)
         if not staged.changes(plan.aggregate.input):
-            return scratch.fill("delta", plan.state_delta_sql(staged))
+            return (yield from fill(tables, "delta", plan.state_delta_sql(staged)))
         part = self._group().part
-        statement = part.statement(self._delta_rows(scratch, part, staged), weighted=True)
-        raw = self._mover.collect(scratch, "raw0", statement, part.columns(weighted=True))
-        return scratch.fill("delta", self._group().finish_state_delta(raw))
+        statement = part.statement((yield from self._delta_rows(tables, part, staged)), weighted=True)
+        raw = yield from collect(tables, "raw0", statement, part.columns(weighted=True))
+        return (yield from fill(tables, "delta", self._group().finish_state_delta(raw)))
 
-    def affected_keys(self, scratch: Scratch, plan: GroupPlan, staged: Staged) -> int:
-        staged = self._with_inner(scratch, plan, staged)
+    def affected_keys(self, tables: Tables, plan: GroupPlan, staged: Staged) -> Steps[int]:
+        staged = yield from self._with_inner(tables, plan, staged)
         if not staged.changes(plan.aggregate.input):
-            return scratch.fill("keys", plan.affected_sql(staged))
+            return (yield from fill(tables, "keys", plan.affected_sql(staged)))
         part = self._group().part
-        statement = part.keys_statement(self._delta_rows(scratch, part, staged))
-        raw = self._mover.collect(scratch, "raw0", statement, part.key_columns)
-        return scratch.fill("keys", self._group().finish_keys(raw))
+        statement = part.keys_statement((yield from self._delta_rows(tables, part, staged)))
+        raw = yield from collect(tables, "raw0", statement, part.key_columns)
+        return (yield from fill(tables, "keys", self._group().finish_keys(raw)))
 
-    def recompute(self, scratch: Scratch, plan: GroupPlan, keys: str) -> int:
-        return self._postgres.recompute(scratch, plan, keys)
+    def recompute(self, tables: Tables, plan: GroupPlan, keys: str) -> Steps[int]:
+        return self._postgres.recompute(tables, plan, keys)
 
-    def recompute_all(self, scratch: Scratch, plan: MaintenancePlan, storage: str) -> int:
+    def recompute_all(self, tables: Tables, plan: MaintenancePlan, storage: str) -> Steps[int]:
         match self._program:
             case GroupProgram() as program:
-                statement = program.part.statement(self._all_rows(scratch, program.part), weighted=False)
-                columns = program.part.columns(weighted=False)
-                raw = self._mover.collect(scratch, "all0", statement, columns)
-                return scratch.fill("result", program.finish_groups(raw))
+                statement, columns = yield from self._all_groups(program)
+                raw = yield from collect(tables, "all0", statement, columns)
+                return (yield from fill(tables, "result", program.finish_groups(raw)))
             case BagProgram(rows=None) as bag:
-                rows = now_sql(substituted(bag.plan.body, partial(self._whole_table, scratch)))
-                return scratch.fill("delta", bag.plan.difference_sql(storage, rows))
+                for query in self._outermost(bag):
+                    yield from self._make_whole(tables, query)
+                rows = now_sql(substituted(bag.plan.body, self._inner_tables.get))
+                return (yield from fill(tables, "delta", bag.plan.difference_sql(storage, rows)))
             case BagProgram() as bag:
                 assert bag.rows is not None
-                rows = self._all_joined(scratch, bag.rows)
-                return scratch.fill("delta", bag.plan.difference_sql(storage, rows))
+                rows = yield from self._all_joined(tables, bag.rows)
+                return (yield from fill(tables, "delta", bag.plan.difference_sql(storage, rows)))
 
-    def load(self, scratch: Scratch, table: str) -> int:
-        """Fills new storage, which everybody sees, by tasks; how many rows."""
+    def load(self, table: str) -> Steps[int]:
+        """Fill new storage, which everybody sees, by tasks; returns how many rows."""
         part_table = "pg_temp.hw_part"
         match self._program:
             case GroupProgram() as program:
-                statement = program.part.statement(self._all_rows(scratch, program.part), weighted=False)
-                columns = program.part.columns(weighted=False)
-                return self._mover.load(
-                    "groups", statement, columns, table, program.finish_groups(part_table)
+                statement, columns = yield from self._all_groups(program)
+                return (
+                    yield from store("groups", statement, columns, table, program.finish_groups(part_table))
                 )
             case BagProgram(rows=rows) as bag:
                 assert rows is not None
-                return sum(
-                    self._mover.load(
-                        f"rows{number}",
-                        self._all_rows(scratch, part),
-                        part.columns,
-                        table,
-                        bag.plan.full_sql(part.finish(part_table, weighted=False)),
-                    )
-                    for number, part in enumerate(rows.parts)
-                )
+                stored = 0
+                for number, part in enumerate(rows.parts):
+                    statement = yield from self._all_rows(part)
+                    finish = bag.plan.full_sql(part.finish(part_table, weighted=False))
+                    stored += yield from store(f"rows{number}", statement, part.columns, table, finish)
+                return stored
+
+    def _all_groups(self, program: GroupProgram) -> Steps[tuple[str, tuple[Column, ...]]]:
+        rows = yield from self._all_rows(program.part)
+        return program.part.statement(rows, weighted=False), program.part.columns(weighted=False)
 
     def _bag(self) -> BagProgram:
         assert isinstance(self._program, BagProgram)
@@ -186,70 +160,81 @@ class SparkEngine:
 
     # inside
 
-    def _with_inner(self, scratch: Scratch, plan: BagPlan | GroupPlan, staged: Staged) -> Staged:
+    def _with_inner(self, tables: Tables, plan: BagPlan | GroupPlan, staged: Staged) -> Steps[Staged]:
         """The changes of what is nonlinear inside, made by PostgreSQL from what Spark joined for them."""
-        with self._phases.measure("read"):
-            return with_inner(scratch, plan, staged, partial(self._inner_delta, scratch))
+        inner = with_inner(tables, plan, staged, partial(self._inner_delta, tables))
+        return (yield from in_phase("read", inner))
 
-    def _inner_delta(self, scratch: Scratch, query: Query, staged: Staged) -> str:
+    def _inner_delta(self, tables: Tables, query: Query, staged: Staged) -> Steps[str]:
         if query not in self._program.inner:
             return delta_sql(query, staged)
         if query not in self._inner_deltas:
-            self._inner_deltas[query] = self._joined_delta(scratch, self._program.inner[query], staged)
+            program = self._program.inner[query]
+            self._inner_deltas[query] = yield from self._joined_delta(tables, program, staged)
         return self._inner_deltas[query]
 
-    def _joined_delta(self, scratch: Scratch, program: RowsProgram, staged: Staged) -> str:
+    def _joined_delta(self, tables: Tables, program: RowsProgram, staged: Staged) -> Steps[str]:
         """The SQL of a query's weighted change, of which Spark has done the joins."""
-        tables: dict[int, str] = {}
+        found: dict[int, str] = {}
         for number, part in enumerate(program.parts):
-            rows = self._delta_rows(scratch, part, staged)
+            rows = yield from self._delta_rows(tables, part, staged)
             if rows:
                 columns = program.columns(part, weighted=True)
-                tables[number] = self._mover.collect(scratch, f"{program.name}raw{number}", rows, columns)
-        return program.finish(tables, weighted=True)
+                found[number] = yield from collect(tables, f"{program.name}raw{number}", rows, columns)
+        return program.finish(found, weighted=True)
 
-    def _whole_table(self, scratch: Scratch, query: Query) -> str | None:
-        """A table of all rows of a query that is joined on Spark."""
-        if query not in self._program.inner:
-            return None
-        if query not in self._inner_tables:
-            program = self._program.inner[query]
-            table = f"{program.name}rows"
-            scratch.fill(table, self._all_joined(scratch, program))
-            self._inner_tables[query] = scratch.name(table)
-        return self._inner_tables[query]
+    def _outermost(self, bag: BagProgram) -> list[Query]:
+        """The parts of a query that are joined on Spark and lie in no other such part."""
+        found: list[Query] = []
 
-    def _all_joined(self, scratch: Scratch, program: RowsProgram) -> str:
+        def take(query: Query) -> str | None:
+            if query not in self._program.inner:
+                return None
+            found.append(query)
+            return ""
+
+        substituted(bag.plan.body, take)
+        return found
+
+    def _make_whole(self, tables: Tables, query: Query) -> Steps[None]:
+        """Make a table of all rows of a query that is joined on Spark."""
+        program = self._program.inner[query]
+        table = f"{program.name}rows"
+        yield from fill(tables, table, (yield from self._all_joined(tables, program)))
+        self._inner_tables[query] = tables.sql(table)
+
+    def _all_joined(self, tables: Tables, program: RowsProgram) -> Steps[str]:
         """The SQL of all rows of a query, of which Spark has done the joins."""
-        tables = {
-            number: self._mover.collect(
-                scratch, f"{program.name}all{number}", self._all_rows(scratch, part), part.columns
-            )
-            for number, part in enumerate(program.parts)
-        }
-        return program.finish(tables, weighted=False)
+        found: dict[int, str] = {}
+        for number, part in enumerate(program.parts):
+            rows = yield from self._all_rows(part)
+            found[number] = yield from collect(tables, f"{program.name}all{number}", rows, part.columns)
+        return program.finish(found, weighted=False)
 
     # rows on Spark
 
-    def _all_rows(self, scratch: Scratch, part: Part | BagPart) -> str:
+    def _all_rows(self, part: Part | BagPart) -> Steps[str]:
         selects = []
         for block in part.blocks:
             term: Term = (Version.NEW,) * len(block.leaves)
-            frames = {leaf.alias: Frames(now=self._whole(block, leaf, Staged({}))) for leaf in block.leaves}
+            frames = {}
+            for leaf in block.leaves:
+                frames[leaf.alias] = Frames(now=(yield from self._whole(block, leaf, Staged({}))))
             selects.append(block.rows_sql(term, frames, weighted=False))
         return "\nUNION ALL\n".join(selects)
 
-    def _delta_rows(self, scratch: Scratch, part: Part | BagPart, staged: Staged) -> str:
+    def _delta_rows(self, tables: Tables, part: Part | BagPart, staged: Staged) -> Steps[str]:
         """The weighted rows of every term; nothing if no block of the part has one."""
-        return "\nUNION ALL\n".join(
-            block.rows_sql(term, self._term_frames(scratch, block, term, staged), weighted=True)
-            for block in part.blocks
-            for term in terms(block.block, staged.changes, staged.size)
-        )
+        selects = []
+        for block in part.blocks:
+            for term in terms(block.block, staged.changes, staged.size):
+                frames = yield from self._term_frames(tables, block, term, staged)
+                selects.append(block.rows_sql(term, frames, weighted=True))
+        return "\nUNION ALL\n".join(selects)
 
     def _term_frames(
-        self, scratch: Scratch, block: BlockProgram, term: Term, staged: Staged
-    ) -> dict[str, Frames]:
+        self, tables: Tables, block: BlockProgram, term: Term, staged: Staged
+    ) -> Steps[dict[str, Frames]]:
         """Reads what a term needs, from its delta outwards."""
         versions = {leaf.alias: version for leaf, version in zip(block.leaves, term, strict=True)}
         frames: dict[str, Frames] = {}
@@ -257,7 +242,7 @@ class SparkEngine:
         waiting, pivot = [], ""
         for leaf in block.leaves:
             if versions[leaf.alias] is Version.DELTA:
-                view, rows = self._change(block, leaf, staged)
+                view, rows = yield from self._change(block, leaf, staged)
                 source, _ = input_sql(leaf.item, Version.DELTA, staged)
                 frames[leaf.alias], pivot = Frames(delta=view), leaf.alias
                 reached[leaf.alias] = _Reached(source, tuple(leaf.predicates), rows)
@@ -268,16 +253,16 @@ class SparkEngine:
             waiting.remove(leaf)
             change, changed_rows = None, 0
             if versions[leaf.alias] is Version.OLD:
-                change, changed_rows = self._change(block, leaf, staged)
-            now = self._matching(scratch, block, pivot, leaf, staged, reached)
+                change, changed_rows = yield from self._change(block, leaf, staged)
+            now = yield from self._matching(tables, block, pivot, leaf, staged, reached)
             if now is None:
-                now = self._whole(block, leaf, staged)
+                now = yield from self._whole(block, leaf, staged)
             elif change is not None:
                 reached[leaf.alias] = _with_change(leaf, reached[leaf.alias], changed_rows, staged)
             frames[leaf.alias] = Frames(now=now, delta=change)
         return frames
 
-    def _change(self, block: BlockProgram, leaf: Leaf, staged: Staged) -> tuple[str, int]:
+    def _change(self, block: BlockProgram, leaf: Leaf, staged: Staged) -> Steps[tuple[str, int]]:
         """The change of an input with weights, and about how many rows it has."""
         key = (block.name, leaf.alias)
         if key not in self._changes:
@@ -289,11 +274,11 @@ class SparkEngine:
             found = self._unstaged(leaf, staged)
             if found is None:
                 query = f"{select} FROM {source}{_where(leaf.predicates)}"
-                self._changes[key] = self._mover.small_frame(what, query, columns)
+                self._changes[key] = yield from read_here(what, query, columns)
             else:
-                ctid, pages = f"{identifier(leaf.alias)}.ctid", pages_of(self._connection, found.relation)
+                ctid, pages = f"{identifier(leaf.alias)}.ctid", (yield from pages_of(found.relation))
                 read = BulkRead(select, source, tuple(leaf.predicates), columns, ctid, found.relation)
-                self._changes[key] = self._mover.bulk_frame(what, read, pages), found.rows
+                self._changes[key] = (yield from read_by_tasks(what, read, pages)), found.rows
         return self._changes[key]
 
     @staticmethod
@@ -303,13 +288,13 @@ class SparkEngine:
 
     def _matching(
         self,
-        scratch: Scratch,
+        tables: Tables,
         block: BlockProgram,
         pivot: str,
         leaf: Leaf,
         staged: Staged,
         reached: dict[str, _Reached],
-    ) -> str | None:
+    ) -> Steps[str | None]:
         """The rows of an input that can match what was reached, if those are few; None to read it whole."""
         best = None
         for alias, found in reached.items():
@@ -319,7 +304,7 @@ class SparkEngine:
         if best is None:
             return None
         found, sides = best
-        if found.rows * PUSHDOWN_FACTOR > self._rows(leaf) and self._is_large(leaf):
+        if found.rows * PUSHDOWN_FACTOR > (yield from self._rows(leaf)) and (yield from self._is_large(leaf)):
             return None
         mine, theirs = (", ".join(f"({side.text})" for side in each) for each in zip(*sides, strict=True))
         row = f"({mine})" if len(sides) > 1 else mine
@@ -327,38 +312,34 @@ class SparkEngine:
         source, _ = input_sql(leaf.item, Version.NEW, staged, _carried_inside(leaf, found, sides))
         alias = identifier(leaf.alias)
         table = f"reach_{block.name}_{pivot}_{leaf.alias}"
-        with self._phases.measure("read"):
-            rows = scratch.fill(
-                table,
-                f"SELECT {_listed(leaf)} FROM {source}{_where([*leaf.predicates, f'{row} IN ({keys})'])}",
-            )
-        here = f"{scratch.name(table)} AS {alias}"
+        conditions = _where([*leaf.predicates, f"{row} IN ({keys})"])
+        select = f"SELECT {_listed(leaf)} FROM {source}{conditions}"
+        rows = yield from in_phase("read", fill(tables, table, select))
+        here = f"{tables.sql(table)} AS {alias}"
         reached[leaf.alias] = _Reached(here, (), rows)
-        view, _ = self._mover.small_frame(
+        view, _ = yield from read_here(
             f"{_label(leaf)} where it matches", f"SELECT {leaf.select_list} FROM {here}", leaf.columns
         )
         return view
 
-    def _whole(self, block: BlockProgram, leaf: Leaf, staged: Staged) -> str:
+    def _whole(self, block: BlockProgram, leaf: Leaf, staged: Staged) -> Steps[str]:
         """All rows of an input as they are now: by tasks if they are many."""
         key = (block.name, leaf.alias)
         if key not in self._wholes:
             source, _ = input_sql(leaf.item, Version.NEW, staged)
-            if self._is_large(leaf):
-                self._wholes[key] = self._mover.bulk_frame(_label(leaf), *self._bulk_read(leaf, source))
+            if (yield from self._is_large(leaf)):
+                read, pages = yield from self._bulk_read(leaf, source)
+                self._wholes[key] = yield from read_by_tasks(_label(leaf), read, pages)
             else:
-                self._wholes[key], _ = self._mover.small_frame(
-                    _label(leaf),
-                    f"SELECT {leaf.select_list} FROM {source}{_where(leaf.predicates)}",
-                    leaf.columns,
-                )
+                select = f"SELECT {leaf.select_list} FROM {source}{_where(leaf.predicates)}"
+                self._wholes[key], _ = yield from read_here(_label(leaf), select, leaf.columns)
         return self._wholes[key]
 
-    def _bulk_read(self, leaf: Leaf, source: str) -> tuple[BulkRead, int]:
+    def _bulk_read(self, leaf: Leaf, source: str) -> Steps[tuple[BulkRead, int]]:
         select, node = f"SELECT {leaf.select_list}", leaf.item.node
         if not isinstance(node, Scan):
             return BulkRead(select, source, tuple(leaf.predicates), leaf.columns, None, None), 1
-        size = self._size(node)
+        size = yield from self._size(node)
         alias = identifier(leaf.alias)
         conditions = [*leaf.predicates, *([f"{alias}.{size.condition}"] if size.condition else [])]
         read = BulkRead(
@@ -373,31 +354,22 @@ class SparkEngine:
 
     # sizes
 
-    def _is_large(self, leaf: Leaf) -> bool:
+    def _is_large(self, leaf: Leaf) -> Steps[bool]:
         if any(scan.source.relation in self._hidden for scan in scans(leaf.item.node)):
             return False  # only the refresh's own connection sees it as it is now
-        return self._rows(leaf) > SMALL_ROWS
+        return (yield from self._rows(leaf)) > SMALL_ROWS
 
-    def _rows(self, leaf: Leaf) -> float:
-        return sum(self._size(scan).rows for scan in scans(leaf.item.node))
+    def _rows(self, leaf: Leaf) -> Steps[float]:
+        rows = 0.0
+        for scan in scans(leaf.item.node):
+            rows += (yield from self._size(scan)).rows
+        return rows
 
-    def _size(self, scan: Scan) -> Size:
+    def _size(self, scan: Scan) -> Steps[Size]:
         relation = scan.source.relation
         if relation not in self._sizes:
-            self._sizes[relation] = source_size(self._connection, relation)
+            self._sizes[relation] = yield from size_of(relation)
         return self._sizes[relation]
-
-
-def source_size(connection: Connection, relation: int) -> Size:
-    """The size of a table, or of the storage behind a stream table's view, as the server estimates it."""
-    rows, pages, name, condition = one(connection, query("engine", "source_size"), {"relation": relation})
-    return Size(float(rows), int(pages), str(name), condition)
-
-
-def pages_of(connection: Connection, relation: str) -> int:
-    """The pages of a table."""
-    size = "pg_relation_size(%s::regclass) / current_setting('block_size')::int"
-    return max(1, int(one(connection, f"SELECT {size}", (relation,))[0]))
 
 
 def _next_linked(block: BlockProgram, waiting: Sequence[Leaf], reached: Mapping[str, _Reached]) -> Leaf:

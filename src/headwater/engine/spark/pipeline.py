@@ -29,7 +29,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -43,15 +43,16 @@ from headwater.catalog.stream_tables import StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings, milliseconds
 from headwater.db.connection import PINNED_SETTINGS, Connection, one, translated
-from headwater.db.scratch import Scratch, statement
+from headwater.db.scratch import statement
 from headwater.db.sqlstates import leads_to_recomputing
 from headwater.engine.base import Inexact
 from headwater.engine.spark.failures import failure, task_error
 from headwater.engine.spark.runtime import session, workload
+from headwater.engine.spark.sizes import pages_of, source_size
+from headwater.engine.spark.steps import Collect, PagesOf, ReadByTasks, ReadHere, SizeOf, Store
 from headwater.engine.spark.transport import read, write
-from headwater.engine.spark.transport.read import BulkRead
 from headwater.engine.spark.transport.tasks import Note
-from headwater.engine.spark.transport.wire import Column
+from headwater.engine.spark.transport.wire import BulkRead, Column
 from headwater.errors import (
     ConnectionFailed,
     EngineFailed,
@@ -59,6 +60,7 @@ from headwater.errors import (
     RefreshCancelled,
     RefreshFailed,
 )
+from headwater.plan.steps import Step
 
 WATCH_SECONDS = 0.1
 SHOWN_AFTER = 0.5
@@ -93,24 +95,11 @@ class Traffic:
     known: bool = True  # whether all that was read is counted: nobody does for the JDBC driver
 
 
-class Mover(Protocol):
-    """What the engine asks for: frames on Spark, and Spark's results in the refresh's transaction."""
-
-    def small_frame(self, what: str, query: str, columns: Sequence[Column]) -> tuple[str, int]:
-        """A temporary view with the rows of a query of the refresh's own transaction, and their number."""
-
-    def bulk_frame(self, what: str, bulk: BulkRead, pages: int) -> str:
-        """A temporary view whose rows tasks read."""
-
-    def collect(self, scratch: Scratch, table: str, query: str, columns: Sequence[Column]) -> str:
-        """Spark's result in a scratch table; its SQL name."""
-
-    def load(self, part: str, query: str, columns: Sequence[Column], table: str, finish: str) -> int:
-        """Spark's result, finished by tasks into a table that everybody sees; its number of rows."""
-
-
 class Pipeline:
-    """The real one. A context manager; `connection` is in the transaction of the refresh."""
+    """Moves rows between the refresh's transaction and Spark, and computes there; a context manager.
+
+    `connection` is in the transaction of the refresh.
+    """
 
     def __init__(
         self,
@@ -308,31 +297,45 @@ class Pipeline:
 
     # computing and writing
 
-    def collect(self, scratch: Scratch, table: str, query: str, columns: Sequence[Column]) -> str:
-        shape = ", ".join(f"NULL::{column.kind} AS {column.name}" for column in columns)
-        scratch.shape(table, f"SELECT {shape}")
-        name = scratch.name(table)
+    def execute(self, step: Step) -> object:
+        """Take a step, and return what it found."""
+        match step:
+            case SizeOf():
+                return source_size(self._connection, step.relation)
+            case PagesOf():
+                return pages_of(self._connection, step.relation)
+            case ReadHere():
+                return self.small_frame(step.what, step.sql, step.columns)
+            case ReadByTasks():
+                return self.bulk_frame(step.what, step.read, step.pages)
+            case Collect():
+                self.collect(step.what, step.table, step.sql, step.columns)
+                return None
+            case Store():
+                return self.load(step.what, step.sql, step.columns, step.table, step.finish)
+            case _:
+                raise NotImplementedError(f"no step of Spark: {step}")
+
+    def collect(self, what: str, name: str, query: str, columns: Sequence[Column]) -> None:
         if self._bulk:
-            self._collect_by_tasks(table, name, query, columns)
-        else:
-            with (
-                self.phases.measure("compute"),
-                self._watched("computing"),
-                workload.small_work(self.session),
-            ):
-                # Not toArrow, which runs a job more.
-                rows = self._frame(query).collect()
-            schema = read.arrow_schema(columns)
-            data = pa.Table.from_arrays(
-                [pa.array([row[number] for row in rows], field.type) for number, field in enumerate(schema)],
-                schema=schema,
-            )
-            with self.phases.measure("write"):
-                write.put(self._connection, name, data, columns)
-            self.traffic.rows_written += data.num_rows
-            self.traffic.bytes_written += data.nbytes
-        self._connection.execute(statement(f"ANALYZE {name}"))
-        return name
+            self._collect_by_tasks(what, name, query, columns)
+            return
+        with (
+            self.phases.measure("compute"),
+            self._watched("computing"),
+            workload.small_work(self.session),
+        ):
+            # Not toArrow, which runs a job more.
+            rows = self._frame(query).collect()
+        schema = read.arrow_schema(columns)
+        data = pa.Table.from_arrays(
+            [pa.array([row[number] for row in rows], field.type) for number, field in enumerate(schema)],
+            schema=schema,
+        )
+        with self.phases.measure("write"):
+            write.put(self._connection, name, data, columns)
+        self.traffic.rows_written += data.num_rows
+        self.traffic.bytes_written += data.nbytes
 
     def _collect_by_tasks(self, table: str, target: str, query: str, columns: Sequence[Column]) -> None:
         part = f"{table}_{next(self._numbers)}"  # what is kept has tables of the same names
@@ -638,32 +641,3 @@ def _said(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines()]
     kept = [line for line in lines if line and not line.startswith(("at ", "Suppressed: ", "... "))]
     return "\n".join(kept[:5])
-
-
-class Sketch:
-    """Writes down what would be read and computed instead of doing it, for `explain`."""
-
-    def __init__(self, note: Callable[[str, str], Any]) -> None:
-        self._note = note
-
-    def small_frame(self, what: str, query: str, columns: Sequence[Column]) -> tuple[str, int]:
-        self._note(f"read {what} through the driver", query)
-        return _sketched(what), 1
-
-    def bulk_frame(self, what: str, bulk: BulkRead, pages: int) -> str:
-        where = f" WHERE {' AND '.join(bulk.conditions)}" if bulk.conditions else ""
-        self._note(f"read {what} by tasks", f"{bulk.select} FROM {bulk.source}{where}")
-        return _sketched(what)
-
-    def collect(self, scratch: Scratch, table: str, query: str, columns: Sequence[Column]) -> str:
-        self._note(f"compute {table} on Spark", query)
-        return scratch.name(table)
-
-    def load(self, part: str, query: str, columns: Sequence[Column], table: str, finish: str) -> int:
-        self._note(f"compute {part} on Spark", query)
-        self._note(f"store {part}", f"INSERT INTO {table} {finish}")
-        return 0
-
-
-def _sketched(what: str) -> str:
-    return "".join(sign if sign.isalnum() else "_" for sign in what)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -27,7 +26,7 @@ from headwater.db.connection import Connection
 from headwater.db.scratch import statement
 from headwater.engine.spark.transport import tasks as remote
 from headwater.engine.spark.transport.copying import copied
-from headwater.engine.spark.transport.wire import Column
+from headwater.engine.spark.transport.wire import BulkRead, Column
 from headwater.errors import EngineUnavailable, RefreshFailed
 
 Transport = Literal["auto", "adbc", "jdbc"]
@@ -67,24 +66,6 @@ _HARMLESS_VALUES = {
 
 # Executors need not have this package.
 cloudpickle.register_pickle_by_value(remote)  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True)
-class BulkRead:
-    """A read of one source by many tasks."""
-
-    select: str
-    """SELECT and its list, such as `SELECT (o.id)::bigint AS c0, (o.note)::text AS c1`."""
-    source: str
-    """What follows FROM."""
-    conditions: tuple[str, ...]
-    """All must hold."""
-    columns: tuple[Column, ...]
-    """Names and kinds of the list."""
-    ctid: str | None
-    """The ctid of the source if it is one plain table; without it, one task reads everything."""
-    relation: str | None
-    """That table's name."""
 
 
 def fetch(connection: Connection, query: str, columns: Sequence[Column]) -> pa.Table:

@@ -18,3 +18,21 @@ class Column:
 
     name: str
     kind: Kind
+
+
+@dataclass(frozen=True)
+class BulkRead:
+    """A read of one source by many tasks."""
+
+    select: str
+    """SELECT and its list, such as `SELECT (o.id)::bigint AS c0, (o.note)::text AS c1`."""
+    source: str
+    """What follows FROM."""
+    conditions: tuple[str, ...]
+    """All must hold."""
+    columns: tuple[Column, ...]
+    """Names and kinds of the list."""
+    ctid: str | None
+    """The ctid of the source if it is one plain table; without it, one task reads everything."""
+    relation: str | None
+    """That table's name."""
