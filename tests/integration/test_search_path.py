@@ -75,6 +75,8 @@ DEPENDENT = {
     "to_regclass": "SELECT id, to_regclass(word)::oid AS v FROM public.items",
     "text to regclass": "SELECT id, word::regclass::oid AS v FROM public.items",
     "current_schema": "SELECT id, current_schema()::text AS v FROM public.items",
+    "current_schema, the keyword": "SELECT id, current_schema::text AS v FROM public.items",
+    "current_schemas": "SELECT id, current_schemas(false)::text AS v FROM public.items",
     "sql with a table": "SELECT id, public.sql_table(price) AS v FROM public.items",
     "sql with a function": "SELECT id, public.sql_function(price) AS v FROM public.items",
     "plpgsql with a function": "SELECT id, public.pl_function(price) AS v FROM public.items",

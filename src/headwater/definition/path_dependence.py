@@ -39,6 +39,7 @@ SPEAKING_OF_NAMES = re.compile(
 _NODE = re.compile(r"\{(COERCEVIAIO|FUNCEXPR|OPEXPR|AGGREF|WINDOWFUNC|JSON\w+|XMLEXPR) ")
 _TYPE = re.compile(r":\w*[tT]ype(?:Id|id)? (\d+)")
 _FUNCTION = re.compile(r":(?:funcid|aggfnoid|winfnoid|opfuncid) (\d+)")
+_CURRENT_SCHEMA = re.compile(r"\{SQLVALUEFUNCTION :op 14\b")  # a keyword, and no function
 _WORD = re.compile(r'(\.\s*)?(?:"((?:[^"]|"")+)"|([^\W\d][\w$]*))')
 _QUALIFIED = re.compile(r'(?:"([^"]+)"|([^\W\d][\w$]*))\s*\.\s*(?:"([^"]+)"|([^\W\d][\w$]*))')
 _OPERATOR = re.compile(r"[-+*/<>=~!@#%^&|`?]+")
@@ -84,6 +85,7 @@ def dependence(connection: Connection, trees: Sequence[str], functions: Sequence
         and function.name not in FIXED_BY_SETTINGS | CLOCKS_AND_CHANCE
         for function in functions
     )
+    asks = asks or any(_CURRENT_SCHEMA.search(tree) for tree in trees)
     # What is not immutable may put names together as it likes.
     follows = asks or any(body.oid in volatile or body.oid not in _oids(functions) for body in unbound)
     return Dependence(tuple(dict.fromkeys(reasons)), bool(reasons) or follows)

@@ -24,6 +24,18 @@ from headwater.plan.storage_plan import HIDDEN
 INVALID_TABLE_DEFINITION = "42P16"
 
 
+READING_SETTINGS = (
+    "DateStyle",
+    "IntervalStyle",
+    "standard_conforming_strings",
+    "transform_null_equals",
+    "array_nulls",
+    "xmloption",
+)
+"""Settings that decide what the text of a query means when it is read: 01/02/2003 is a day in January or in
+February. A query means what it would mean in the user's own session, as the role and the database set it."""
+
+
 class Admission:
     """Looks at what is to be created. Errors begin with `what`, which says what is being done."""
 
@@ -60,7 +72,7 @@ class Admission:
             raise being_created(schema, table)
 
     def create_definition(self, stream_table_id: int, text: str, label: str, what: str) -> int:
-        """The definition view, made from the user's text under the user's own search_path."""
+        """Make the definition view from the user's text, read under the user's own settings."""
         connection = self._connection
         name = sql.Identifier(DEFINITIONS, new_definition_name(stream_table_id, label))
         body = statement(text.strip().rstrip(";"))
@@ -77,16 +89,22 @@ class Admission:
         return definition_oid(connection, stream_table_id)
 
     def _create_view(self, kind: sql.Composable, body: sql.SQL) -> None:
-        """Runs one statement under the path of the user, and no other: who knows what its schemas hold."""
+        """Run one statement under the user's own settings, and no other: who knows what its schemas hold."""
         connection = self._connection
+        connection.execute(
+            "SELECT set_config(name, reset_val, true) FROM pg_settings WHERE name = ANY (%s)",
+            (list(READING_SETTINGS),),
+        )
         connection.execute(
             "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true)"
         )
         # In binary, for the protocol that takes one statement and no more.
         connection.execute(sql.SQL("CREATE {} AS {}").format(kind, body), binary=True)
+        setting = "pg_catalog.set_config(%s::pg_catalog.text, %s::pg_catalog.text, true)"
+        names = ("search_path", *READING_SETTINGS)
         connection.execute(
-            "SELECT pg_catalog.set_config('search_path'::pg_catalog.text, %s::pg_catalog.text, true)",
-            (PINNED_SETTINGS["search_path"],),
+            sql.SQL("SELECT {}").format(sql.SQL(", ").join([sql.SQL(setting)] * len(names))),
+            [part for name in names for part in (name, PINNED_SETTINGS[name])],
         )
 
     def _refuse_temporary(self, body: sql.SQL, what: str) -> None:
