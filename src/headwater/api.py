@@ -20,7 +20,14 @@ from headwater.catalog.history import HistoryEntry, Outcome
 from headwater.catalog.jobs import RunningJob
 from headwater.catalog.stream_tables import EngineName, Mode, StreamTable, TierChoice
 from headwater.config import Setting, Settings
-from headwater.db.connection import Connection, bound, transaction, translated
+from headwater.db.connection import (
+    Connection,
+    TryAgain,
+    bound,
+    repeatedly_overtaken,
+    transaction,
+    translated,
+)
 from headwater.db.route import Route
 from headwater.definition.reader import DefinitionReader, definition_oid
 from headwater.engine.select import Dispatch
@@ -62,6 +69,8 @@ def _verb(
     def told(handle: Headwater, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
         try:
             return method(handle, *arguments, **options)
+        except TryAgain as error:
+            raise repeatedly_overtaken(method.__name__, error) from error
         except psycopg.Error as error:
             raise translated(error, method.__name__, HeadwaterError) from error
 

@@ -33,7 +33,7 @@ from headwater.apply.user_objects import (
     put_on_storage,
     put_on_view,
 )
-from headwater.db.connection import Connection, one, retried, transaction
+from headwater.db.connection import Connection, TryAgain, one, retried, transaction
 from headwater.db.queries import query
 from headwater.db.scratch import statement
 from headwater.plan.quoting import identifier, literal
@@ -55,14 +55,14 @@ class Prepared:
 def hold(connection: Connection, view: Names) -> None:
     """Keeps others from changing a view and what is below it; readers and refreshes go on.
 
-    Fails with 40001 if the view has got another name meanwhile.
+    Raises TryAgain if the view has got another name meanwhile.
     """
     try:
         connection.execute(
             sql.SQL("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE").format(sql.Identifier(*view))
         )
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-        raise psycopg.errors.SerializationFailure(str(error)) from error
+        raise TryAgain(str(error)) from error
 
 
 def prepare(

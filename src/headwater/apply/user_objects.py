@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psycopg
 from psycopg import sql
 
-from headwater.db.connection import Connection, one
+from headwater.db.connection import Connection, TryAgain, one
 from headwater.db.queries import query
 from headwater.db.scratch import statement
 from headwater.errors import DependentsExist
@@ -77,11 +77,11 @@ class Belongings:
 def belongings(connection: Connection, relation: int) -> Belongings:
     """What users put on a relation.
 
-    Fails with 40001, so that it is tried again, if an index is newer than the transaction's snapshot.
+    Raises TryAgain if an index is newer than the transaction's snapshot.
     """
     where = {"relation": relation, "own": HASH}
     if one(connection, query("succession", "indexes_unseen"), where)[0]:
-        raise psycopg.errors.SerializationFailure("an index was made meanwhile")
+        raise TryAgain("an index was made meanwhile")
     _, owner, comment, secured, forced, options = one(connection, query("succession", "facts"), where)
     policies = connection.execute(query("succession", "policies"), where).fetchall()
     return Belongings(

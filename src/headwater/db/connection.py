@@ -219,11 +219,18 @@ def transaction(
         yield
 
 
+class TryAgain(Exception):
+    """Others changed what this transaction relies on, or wait for it: it is to be begun anew. Says why."""
+
+
 def retried(attempt: Callable[[], Result], *, what: str, attempts: int) -> Result:
-    """Runs a transaction again when it lost a race: a serialization failure, a deadlock, a lock timeout."""
+    """Run a transaction again when it lost a race: a serialization failure, a deadlock, a lock timeout."""
     for number in range(1, attempts + 1):
         try:
             return attempt()
+        except TryAgain as error:
+            if number == attempts:
+                raise repeatedly_overtaken(what, error, attempts) from error
         except psycopg.Error as error:
             if error.sqlstate not in RETRYABLE:
                 raise
@@ -235,8 +242,14 @@ def retried(attempt: Callable[[], Result], *, what: str, attempts: int) -> Resul
                         hint="look for long transactions in pg_stat_activity, then repeat the command",
                     ) from error
                 raise
-            time.sleep(random.uniform(0, min(2.0, 0.05 * 2 ** min(number, 6))))
+        time.sleep(random.uniform(0, min(2.0, 0.05 * 2 ** min(number, 6))))
     raise AssertionError("unreachable")
+
+
+def repeatedly_overtaken(what: str, error: TryAgain, attempts: int = 1) -> LockNotAvailable:
+    """What users are told when a transaction was overtaken once too often."""
+    times = f", {attempts} times in a row" if attempts > 1 else ""
+    return LockNotAvailable(f"{what}: {error}{times}", hint="repeat the command")
 
 
 def translated(error: psycopg.Error, what: str, kind: type[HeadwaterError]) -> HeadwaterError:

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.catalog.stream_tables import LONGEST_NAME
-from headwater.db.connection import Connection, one
+from headwater.db.connection import Connection, TryAgain, one
 from headwater.db.queries import query
 from headwater.definition.path_dependence import dependence
 from headwater.errors import RefreshFailed
@@ -158,14 +158,14 @@ def canonical_text(connection: Connection, view: int) -> str:
 
 
 def _deparsed(connection: Connection, text: str, parameters: Mapping[str, object]) -> str:
-    """What the server makes of views; fails with 40001 if one was replaced while it was looked at."""
+    """What the server makes of views; raises TryAgain if one was replaced while it was looked at."""
     try:
         return str(one(connection, text, parameters)[0])
     except psycopg.errors.InternalError_ as error:
-        raise psycopg.errors.SerializationFailure(str(error)) from error
+        raise TryAgain(str(error)) from error
 
 
-class Unread(psycopg.errors.SerializationFailure):
+class Unread(TryAgain):
     """A definition must be read before a transaction can go on; `DefinitionReader.prepared` does that."""
 
 
@@ -206,7 +206,7 @@ class DefinitionReader:
             before = _read_from(self._connection, view)
             known = _read_definition(self._connection, view)
         if before != (known.relations, known.signature):
-            raise psycopg.errors.SerializationFailure("a definition changed while it was read")
+            raise TryAgain("a definition changed while it was read")
         self._known.put(view, known)
         self._known.read += 1
         return known

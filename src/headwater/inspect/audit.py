@@ -29,7 +29,15 @@ from headwater.capture.registry import partitions_moved
 from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import StreamTable
 from headwater.config import Settings, milliseconds
-from headwater.db.connection import QUERY_CANCELED, Connection, one, retried, transaction, translated
+from headwater.db.connection import (
+    QUERY_CANCELED,
+    Connection,
+    TryAgain,
+    one,
+    retried,
+    transaction,
+    translated,
+)
 from headwater.db.queries import query
 from headwater.db.scratch import statement
 from headwater.definition.reader import Definition
@@ -170,7 +178,7 @@ class Auditor:
             found = self._slice(stream_table, definition, position)
             partitioned = [source.relation for source in closure.sources[number] if source.partitioned]
             if partitioned and partitions_moved(connection, partitioned):
-                raise psycopg.errors.SerializationFailure("a partition was attached meanwhile")
+                raise TryAgain("a partition was attached meanwhile")
         return found
 
     def _limits(self, number: int) -> sql.Composed:

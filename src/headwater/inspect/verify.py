@@ -18,7 +18,7 @@ from headwater.capture.registry import partitions_moved
 from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import Closure, StreamTable
 from headwater.config import Settings
-from headwater.db.connection import Connection, one, retried, transaction, translated
+from headwater.db.connection import Connection, TryAgain, one, retried, transaction, translated
 from headwater.db.scratch import statement
 from headwater.errors import DeltaFailed, DriftDetected, RefreshFailed
 from headwater.plan.quoting import identifier
@@ -101,7 +101,7 @@ def _verify(
         )
         if (moved := _moved(connection, closure)) is not None:
             # Some of the queries have read it, whatever their snapshot is.
-            raise psycopg.errors.SerializationFailure(f"a partition of {moved} was attached meanwhile")
+            raise TryAgain(f"a partition of {moved} was attached meanwhile")
     missing, surplus = difference.missing, difference.surplus
     if difference and not difference.is_cut and within_tolerance(definition.columns, missing, surplus):
         notes.append(

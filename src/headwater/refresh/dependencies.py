@@ -28,7 +28,7 @@ from headwater.capture.registry import (
 from headwater.catalog import installed
 from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import Mode, StreamTable
-from headwater.db.connection import Connection, one, transaction
+from headwater.db.connection import Connection, TryAgain, one, transaction
 from headwater.db.queries import query
 from headwater.definition.reader import Definition, DefinitionReader, definition_name, definition_oid
 from headwater.errors import CyclicDependency, NotIncremental, RefreshFailed
@@ -147,7 +147,7 @@ def outdated(connection: Connection, members: Sequence[int]) -> list[Outdated]:
     try:
         found = connection.execute(query("catalog", "outdated"), values).fetchall()
     except psycopg.errors.InternalError_ as error:  # a definition was replaced while it was looked at
-        raise psycopg.errors.SerializationFailure(str(error)) from error
+        raise TryAgain(str(error)) from error
     return [Outdated(*row) for row in found]
 
 

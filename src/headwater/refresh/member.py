@@ -23,7 +23,7 @@ from headwater.catalog.history import Applied, Outcome
 from headwater.catalog.stream_tables import CatalogSource, EngineName, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
-from headwater.db.connection import Connection, one
+from headwater.db.connection import Connection, TryAgain, one
 from headwater.db.queries import query
 from headwater.db.scratch import Scratch, prefix_of
 from headwater.db.sqlstates import leads_to_recomputing
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 ScratchFactory = Callable[[Connection], Scratch]
 
 LOCK_STREAM_TABLE = "SELECT FROM headwater.stream_table WHERE id = {} FOR NO KEY UPDATE"
-"""Holds off other refreshes; fails with 40001 if the row changed since this transaction's snapshot."""
+"""Holds off other refreshes; raises TryAgain if the row changed since this transaction's snapshot."""
 LOCK_FRONTIER = "SELECT FROM headwater.frontier WHERE stream_table_id = {} FOR NO KEY UPDATE"
 """Fails with 40001 if another refresh has moved the frontier since this transaction's snapshot."""
 
@@ -214,7 +214,7 @@ class MemberRefresher:
         partitioned = [source.relation for source in sources if source.partitioned and source.change_table]
         moved = partitions_moved(self._connection, partitioned) if partitioned else None
         if moved and stream_table.mode == "differential":
-            raise psycopg.errors.SerializationFailure(f"a partition of {moved} was attached meanwhile")
+            raise TryAgain(f"a partition of {moved} was attached meanwhile")
 
     def lock(self, stream_table: StreamTable) -> None:
         """Waits as long as it takes for another refresh of the stream table, which keeps no user waiting.
@@ -408,7 +408,7 @@ class MemberRefresher:
         Who comes later looks for a deadlock later than we stop waiting.
         """
         if one(self._connection, query("refresh", "somebody_waits"))[0]:
-            raise psycopg.errors.LockNotAvailable("a user waits for a table that this refresh reads")
+            raise TryAgain("a user waits for a table that this refresh reads")
 
     def _decide(
         self, work: _Work, plans: Sequence[MaintenancePlan], action: Action, rows: int = 0
@@ -450,5 +450,5 @@ def _check_intact(connection: Connection, stream_table: StreamTable, sources: li
     if stream_table.relation is None or any(source.schema is None for source in sources):
         error = catalog.broken(connection, stream_table)
         if error is None:
-            raise psycopg.errors.SerializationFailure("what it reads was changed in the meantime")
+            raise TryAgain("what it reads was changed in the meantime")
         raise error

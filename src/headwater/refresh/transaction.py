@@ -37,6 +37,7 @@ from headwater.config import Settings
 from headwater.db.connection import (
     RETRYABLE,
     Connection,
+    TryAgain,
     retried,
     transaction,
     translated,
@@ -281,7 +282,7 @@ class Refresher:
                     claim.hold(connection)
                 if find().sources != closure.sources:
                     # What was locked, before the snapshot was taken, is not what its query reads by now.
-                    raise psycopg.errors.SerializationFailure("what it reads was changed in the meantime")
+                    raise TryAgain("what it reads was changed in the meantime")
                 outcomes = self._refresh_members(stream_table_id, closure, request)
                 if claim is not None:
                     claim.check(connection)
@@ -290,7 +291,7 @@ class Refresher:
             cause = error.error.__cause__ if isinstance(error, MemberFailed) else error
             if getattr(cause, "sqlstate", None) in MOVED and outdated(connection, closure.order):
                 # Renaming a schema waits for nobody. What is locked later than the plan is made, neither.
-                raise psycopg.errors.SerializationFailure("what it reads was renamed meanwhile") from error
+                raise TryAgain("what it reads was renamed meanwhile") from error
             raise
 
     def adopt(self, stream_table_id: int) -> Closure:
