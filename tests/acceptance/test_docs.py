@@ -142,6 +142,14 @@ def test_how_to(dsn: str, tmp_path: Path) -> None:
         assert left.fetchone() == (0,), "the page ends with removing everything"
 
 
+@pytest.mark.parametrize("page", ["recipes.md", "coming-from.md", "troubleshooting.md"])
+def test_pages_by_task(empty_dsn: str, tmp_path: Path, page: str) -> None:
+    found = commands(ROOT / "docs" / page)
+    assert found
+    for block in found:
+        run(block, environment(empty_dsn, tmp_path))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_spark(empty_dsn: str, tmp_path: Path) -> None:
