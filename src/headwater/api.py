@@ -50,7 +50,7 @@ from headwater.refresh import incidents
 from headwater.refresh.decide import Request
 from headwater.refresh.incidents import Incident
 from headwater.refresh.index_advice import MissingIndex, missing_indexes
-from headwater.refresh.intermediates import kept_layers
+from headwater.refresh.intermediates import stored_layers
 from headwater.refresh.transaction import Refresher
 
 SWEEPING_INTERVAL = 60.0
@@ -328,7 +328,7 @@ class Headwater:
             definition = refresher.reader.read(definition_oid(self._connection, found.id))
             if definition.mode_for(found.mode) == "full":
                 return []
-            layers = kept_layers(self._connection, found.id, definition)
+            layers = stored_layers(self._connection, found.id, definition)
             return builtins.list(missing_indexes(self._connection, layers))
 
     @_verb

@@ -26,7 +26,7 @@ DELETED, UPDATED, INSERTED = "__hw_deleted", "__hw_updated", "__hw_inserted"
 
 
 @dataclass(frozen=True)
-class AtOnce:
+class SingleStatement:
     """The statement, and what its only row says."""
 
     what: str
@@ -45,7 +45,7 @@ class AtOnce:
         return done
 
 
-def taken_in(plan: IncrementalPlan, target: Target, changes: Mapping[int, str]) -> AtOnce:
+def take_in_by_one(plan: IncrementalPlan, target: Target, changes: Mapping[int, str]) -> SingleStatement:
     """Computes and applies what changes of sources, given as queries, mean."""
     what = "all at once, if few rows changed"
     staged = Staged({relation: f"__hw_source{number}" for number, relation in enumerate(changes)})
@@ -60,7 +60,9 @@ def taken_in(plan: IncrementalPlan, target: Target, changes: Mapping[int, str]) 
     return _states(what, plan, target, read, DELTA)
 
 
-def applied_at_once(plan: IncrementalPlan, target: Target, tables: Tables, affected: str | None) -> AtOnce:
+def apply_in_one(
+    plan: IncrementalPlan, target: Target, tables: Tables, affected: str | None
+) -> SingleStatement:
     """Applies what was computed, with the affected keys or the delta of their states in the table named."""
     what = "apply at once, if few rows are affected"
     if isinstance(plan, BagPlan):
@@ -80,7 +82,7 @@ def _bag(
     read: Mapping[str, str],
     statements: BagStatements,
     change: str = "",
-) -> AtOnce:
+) -> SingleStatement:
     written = {
         DELETED: f"{statements.delete} RETURNING 1",
         INSERTED: f"{statements.insert} AND {_after(DELETED)}",
@@ -88,12 +90,12 @@ def _bag(
     counted = f"SELECT (SELECT count(*) FROM {GONE}), c.* FROM (\n{statements.counts_sql}\n) AS c"
     given = _given(target, plan.outputs, statements.change_sql, change)
     sql = _with({**read, GONE: statements.gone_sql}, given | written, counted)
-    return AtOnce(what, sql, statements.checked, _change_columns(target, plan))
+    return SingleStatement(what, sql, statements.checked, _change_columns(target, plan))
 
 
 def _states(
     what: str, plan: GroupPlan, target: Target, read: Mapping[str, str], delta: str, change: str = ""
-) -> AtOnce:
+) -> SingleStatement:
     """Groups whose new rows come from stored state and a delta of it."""
     read, affected = dict(read), delta
     rescan = plan.rescan_sql(delta, target.storage)
@@ -115,7 +117,7 @@ def _groups(
     *,
     rescans: bool = False,
     change: str = "",
-) -> AtOnce:
+) -> SingleStatement:
     statements = GroupStatements(plan, target, result, CHANGED, GONE)
     read = {**read, CHANGED: statements.changed_sql, GONE: statements.gone_sql(affected)}
     written = {
@@ -132,7 +134,9 @@ def _groups(
     rescanned = f"(SELECT count(*) FROM {RESCANNED})" if rescans else "0"
     counted = f"SELECT c.*, {rescanned} FROM (\n{statements.counts_sql}\n) AS c"
     given = _given(target, plan.outputs, statements.change_sql, change)
-    return AtOnce(what, _with(read, given | written, counted), checked, _change_columns(target, plan))
+    return SingleStatement(
+        what, _with(read, given | written, counted), checked, _change_columns(target, plan)
+    )
 
 
 def _as_stored(target: Target, rows: str) -> str:

@@ -25,13 +25,13 @@ from headwater.apply.user_objects import (
     ColumnKind,
     Index,
     Names,
-    belongings,
     columns,
     left_behind,
     name_indexes,
     options_sql,
     put_on_storage,
     put_on_view,
+    user_objects,
 )
 from headwater.db.connection import Connection, TryAgain, one, retried, transaction
 from headwater.db.queries import query
@@ -73,7 +73,7 @@ def prepare(
     assert successor is not None
     if present is None:
         return Prepared(table, (), ())
-    found = belongings(connection, present)
+    found = user_objects(connection, present)
     kept, lost = put_on_storage(connection, label, (DATA, table), successor, found, plan.stored_columns)
     return Prepared(table, tuple(kept), (*lost, *left_behind(connection, present)))
 
@@ -129,7 +129,7 @@ def show(
     if relation is None:
         _create_view(connection, view, text, ())
         return _regclass(connection, name), []
-    found = belongings(connection, relation)
+    found = user_objects(connection, relation)
     if _continues(outputs, columns(connection, relation)):
         _create_view(connection, view, text, found.options)
         return relation, []
@@ -160,7 +160,7 @@ def give_up_retired(connection: Connection, view: Names, relation: int, stream_t
             return  # a column was renamed, which the next refresh follows
         left = [item for item in found if item not in gone]
         text = _shown_sql(connection, stream_table_id, shown, left, hides_rows=VISIBLE in stored)
-        _create_view(connection, view, text, belongings(connection, relation).options)
+        _create_view(connection, view, text, user_objects(connection, relation).options)
         for table, _, _ in gone:
             connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(DATA, table)))
 
@@ -202,7 +202,7 @@ def _lock(connection: Connection, view: Names) -> None:
 
 def _retire(connection: Connection, name: str, relation: int) -> None:
     """Puts storage aside for those whose snapshots do not show this transaction."""
-    for index in belongings(connection, relation).indexes:  # whose names are needed now
+    for index in user_objects(connection, relation).indexes:  # whose names are needed now
         connection.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(DATA, index.name)))
     xid = one(connection, "SELECT pg_current_xact_id()::text")[0]
     _rename(connection, name, f"{name}{RETIRED}{xid}")

@@ -58,7 +58,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Belongings:
+class UserObjects:
     """What users put on a table or a view."""
 
     owner: str
@@ -74,7 +74,7 @@ class Belongings:
     triggers: tuple[tuple[str, str], ...]
 
 
-def belongings(connection: Connection, relation: int) -> Belongings:
+def user_objects(connection: Connection, relation: int) -> UserObjects:
     """What users put on a relation.
 
     Raises TryAgain if an index is newer than the transaction's snapshot.
@@ -84,7 +84,7 @@ def belongings(connection: Connection, relation: int) -> Belongings:
         raise TryAgain("an index was made meanwhile")
     _, owner, comment, secured, forced, options = one(connection, query("succession", "facts"), where)
     policies = connection.execute(query("succession", "policies"), where).fetchall()
-    return Belongings(
+    return UserObjects(
         owner=owner,
         options=tuple((name, value) for name, value in options),
         comment=comment,
@@ -130,7 +130,7 @@ def put_on_storage(
     label: str,
     names: Names,
     relation: int,
-    found: Belongings,
+    found: UserObjects,
     stored: Collection[str],
 ) -> tuple[list[tuple[str, Index]], list[str]]:
     """Puts what was on storage on its successor; indexes with the names they have for now, and what is lost.
@@ -183,7 +183,7 @@ def name_indexes(connection: Connection, schema: str, kept: Sequence[tuple[str, 
             )
 
 
-def put_on_view(connection: Connection, names: Names, relation: int, found: Belongings) -> list[str]:
+def put_on_view(connection: Connection, names: Names, relation: int, found: UserObjects) -> list[str]:
     """Puts what was on a view on the one that was created in its place; what is lost."""
     view, lost = sql.Identifier(*names), []
     for name, expression in found.column_defaults:
@@ -216,7 +216,7 @@ def _put_common(
     kind: str,
     names: Names,
     oid: int,
-    found: Belongings,
+    found: UserObjects,
     there: Collection[str],
 ) -> None:
     relation = sql.Identifier(*names)

@@ -27,7 +27,7 @@ from headwater.plan.build.parse import Parsed, Relations, View, parse_query
 from headwater.plan.errors import Unsupported
 from headwater.plan.expression import Expression
 from headwater.plan.lineage import fingerprint
-from headwater.plan.materialize import Keepable, Layers, kept_form, layers, parts
+from headwater.plan.materialize import Candidate, Layers, layers, parts, stored_form
 from headwater.plan.operators import (
     Aggregate,
     Apply,
@@ -48,7 +48,7 @@ from headwater.plan.operators import (
 from headwater.plan.render import Column, now_sql
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan, RecomputePlan
 from headwater.plan.syntax import parse, query_text
-from headwater.util.lru_cache import Remembered
+from headwater.util.lru_cache import LRUCache
 
 Result = TypeVar("Result")
 
@@ -95,7 +95,7 @@ class Definition:
     columns: tuple[Column, ...]
     reads: tuple[ReadRelation, ...]
     plan: IncrementalPlan | None
-    keepables: tuple[Keepable, ...]  # parts of the plan that may get storage of their own
+    candidates: tuple[Candidate, ...]  # parts of the plan that may get storage of their own
     reasons: tuple[str, ...]
     code: str  # a digest of the functions of users' own that it calls, and of how collations sort
     relations: tuple[int, ...]  # all that it reads, plain views included
@@ -134,7 +134,7 @@ class Definition:
         key = tuple((name, source.relation) for name, source in kept.items())
         if key not in self._layers:
             self._layers.clear()
-            self._layers[key] = layers(self.plan, self.keepables, kept)
+            self._layers[key] = layers(self.plan, self.candidates, kept)
         return self._layers[key]
 
 
@@ -169,7 +169,7 @@ class Unread(TryAgain):
     """A definition must be read before a transaction can go on; `DefinitionReader.prepared` does that."""
 
 
-class Definitions(Remembered[int, Definition]):
+class Definitions(LRUCache[int, Definition]):
     """The definitions of one database that a process has read, by their views; connections may share them."""
 
     def __init__(self) -> None:
@@ -354,13 +354,13 @@ def _read_definition(connection: Connection, view: int) -> Definition:
     if not reasons and not all(_survives_round_trip(connection, *item) for item in texts):
         reasons.append("parsed again, an expression in it would not mean the same to the server")
     plan: IncrementalPlan | None = None
-    keepables: tuple[Keepable, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
     name = _name(connection, view)
     if not reasons:
         try:
             with connection.transaction():
                 plan = _plan(types, parsed, outputs, name)
-                keepables = tuple(
+                candidates = tuple(
                     _keepable(types, part, plan, whole) for part, whole in parts(plan.root).items()
                 )
         except psycopg.Error:
@@ -374,7 +374,7 @@ def _read_definition(connection: Connection, view: int) -> Definition:
         outputs,
         reads,
         plan,
-        keepables,
+        candidates,
         tuple(reasons),
         _digest(functions, _collations(connection, oids)),
         oids,
@@ -424,13 +424,13 @@ def _group_plan(
     return GroupPlan(aggregate, rows, outputs, algebra, columns)
 
 
-def _keepable(types: _Types, part: Query, plan: IncrementalPlan, whole: bool) -> Keepable:
-    form = kept_form(part)
+def _keepable(types: _Types, part: Query, plan: IncrementalPlan, whole: bool) -> Candidate:
+    form = stored_form(part)
     if isinstance(form, Aggregate):
         outputs = types.columns_of_query(now_sql(form))
         groups = _group_plan(form, plan.columns[form.input], outputs, plan.columns)
-        return Keepable(part, groups, whole)
-    return Keepable(part, BagPlan(plan.columns[part], now_sql(part), part, plan.columns), whole)
+        return Candidate(part, groups, whole)
+    return Candidate(part, BagPlan(plan.columns[part], now_sql(part), part, plan.columns), whole)
 
 
 def _staged_nodes(root: Query) -> list[Query]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.engine.cost_model import Name, Observation, fitted
-from headwater.util.lru_cache import Remembered
+from headwater.util.lru_cache import LRUCache
 
 RECENT, RECENT_FULL = 50, 5
 """So many deltas, and so many times that everything was computed, tell what one takes."""
@@ -91,7 +91,7 @@ class Experience:
     """Of one process with the stream tables of one database."""
 
     def __init__(self) -> None:
-        self._known = Remembered[int, _Known](REMEMBERED)
+        self._known = LRUCache[int, _Known](REMEMBERED)
 
     def deltas(self, connection: Connection, stream_table_id: int) -> list[Observation]:
         """What recent deltas took, the latest first."""

@@ -32,7 +32,7 @@ from headwater.engine.spark.program import Program
 from headwater.engine.spark.transport.encoding import Refused
 from headwater.plan.storage_plan import IncrementalPlan, MaintenancePlan
 from headwater.scheduling.schedules import Calculated, parse_schedule, typical_interval
-from headwater.util.lru_cache import Remembered
+from headwater.util.lru_cache import LRUCache
 
 if TYPE_CHECKING:
     from headwater.engine.spark.pipeline import Pipeline
@@ -65,7 +65,7 @@ class Dispatch:
     def __init__(self, route: Route, progress: Callable[[str], None] | None = None) -> None:
         self._route = route
         self._progress = progress
-        self._programs = Remembered[tuple[str, MaintenancePlan], Program | Refused](REMEMBERED)
+        self._programs = LRUCache[tuple[str, MaintenancePlan], Program | Refused](REMEMBERED)
         self.experience = Experience()
 
     def decide(

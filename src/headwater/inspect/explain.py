@@ -32,7 +32,7 @@ from headwater.plan.operators import (
 from headwater.plan.steps import Tables, fill
 from headwater.plan.storage_plan import BagPlan, GroupPlan, MaintenancePlan
 from headwater.refresh.index_advice import MissingIndex, missing_indexes
-from headwater.refresh.intermediates import kept_layers, kept_parts
+from headwater.refresh.intermediates import stored_layers, stored_parts
 from headwater.refresh.steps import Inputs, delta
 from headwater.refresh.transaction import Refresher
 
@@ -73,7 +73,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         plan = definition.maintenance(mode)
         target = refresher.members.target(stream_table, definition)
         reasons = list(definition.reasons or stream_table.mode_reasons)
-        layers = kept_layers(connection, stream_table.id, definition) if mode == "differential" else None
+        layers = stored_layers(connection, stream_table.id, definition) if mode == "differential" else None
         plans = [*(part.plan for part in layers.kept), layers.top] if layers else [plan]
         engines, decision = refresher.dispatch.explained(connection, stream_table, definition, plans)
         transcript = Transcript(connection, engines)
@@ -100,7 +100,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         else:
             transcript.take(fill(Tables(), "delta", plan.difference_sql(target.storage)))
         indexes = missing_indexes(connection, layers) if layers else ()
-        kept = kept_parts(connection, stream_table.id, definition)
+        kept = stored_parts(connection, stream_table.id, definition)
     return Explanation(
         stream_table=stream_table.label,
         requested_mode=stream_table.requested_mode,

@@ -1,7 +1,7 @@
 """How a term of a join's delta is joined step by step: from its delta outwards, up to one input as it was at
 a time, each result in a table of its own.
 
-An itinerary depends on nothing but the block and the term, so a plan works it out once.
+The steps depend on nothing but the block and the term, so a plan works them out once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JOINED = "w"
 
 
 @dataclass(frozen=True)
-class Leg:
+class JoinStep:
     """One step: the block that joins inputs as they are now, and one as it was, to what was joined before."""
 
     block: Select
@@ -41,27 +41,27 @@ class Leg:
 
 
 @dataclass(frozen=True)
-class Itinerary:
+class JoinSteps:
     """All steps, and what is left to join after them."""
 
-    legs: tuple[Leg, ...]
+    steps: tuple[JoinStep, ...]
     rest: tuple[Select, Term]
 
 
-def itinerary(block: Select, term: Term) -> Itinerary:
+def join_steps(block: Select, term: Term) -> JoinSteps:
     """From the delta of a term to each input that it reads as it was, as far as equalities lead there."""
     pivot = block.inputs[term.index(Version.DELTA)]
     versions = {item.alias: version for item, version in zip(block.inputs, term, strict=True)}
     way = _Way(block, versions, frozenset({pivot.alias}), pivot)
-    legs = []
+    steps = []
     while (step := way.next_step()) is not None:
-        leg, way = way.taken(step)
-        legs.append(leg)
-    return Itinerary(tuple(legs), way.rest())
+        taken, way = way.taken(step)
+        steps.append(taken)
+    return JoinSteps(tuple(steps), way.rest())
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Next:
     """Inputs to join next: some as they are now, and one as it was."""
 
     between: tuple[str, ...]
@@ -78,7 +78,7 @@ class _Way:
     item: Input  # the joined rows, or the delta where it begins
     table: str = ""
 
-    def next_step(self) -> _Step | None:
+    def next_step(self) -> _Next | None:
         """The nearest input that is read as it was and that equalities connect to what is joined."""
         parents: dict[str, str | None] = dict.fromkeys(self.covered)
         grown = True
@@ -98,13 +98,13 @@ class _Way:
                 if known is None:
                     continue
                 if self.versions[item.alias] is Version.OLD:
-                    return _Step(tuple(_path(parents, known)), item.alias)
+                    return _Next(tuple(_path(parents, known)), item.alias)
                 if isinstance(item.node, Scan):
                     parents[item.alias] = known
                     grown = True
         return None
 
-    def taken(self, step: _Step) -> tuple[Leg, _Way]:
+    def taken(self, step: _Next) -> tuple[JoinStep, _Way]:
         """A step, and the way from where it leads."""
         block = self._joining(step)
         begins = (self.block.output_sql, self.block.predicate_sql, self.item.alias, self.table)
@@ -116,9 +116,9 @@ class _Way:
         source = Source(relation, "", table, "kept", columns)
         now = {item.alias: Version.NEW for item in block.inputs} | {self.item.alias: Version.DELTA}
         delta = now | {step.old: Version.DELTA}
-        leg = Leg(block, tuple(now.values()), tuple(delta.values()), table, relation)
+        joined = JoinStep(block, tuple(now.values()), tuple(delta.values()), table, relation)
         covered = self.covered | {*step.between, step.old}
-        return leg, replace(self, covered=covered, item=Input(JOINED, Scan(source, names)), table=table)
+        return joined, replace(self, covered=covered, item=Input(JOINED, Scan(source, names)), table=table)
 
     def rest(self) -> tuple[Select, Term]:
         """What is left to join."""
@@ -134,7 +134,7 @@ class _Way:
         block = Select((self.item, *rewritten), predicates, outputs, self.block.expands)
         return block, (Version.DELTA, *(self.versions[item.alias] for item in others))
 
-    def _joining(self, step: _Step) -> Select:
+    def _joining(self, step: _Next) -> Select:
         """The block that joins a step to what is joined."""
         taken = {*step.between, step.old}
         covered = self.covered | taken

@@ -40,7 +40,7 @@ from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan
 
 
 @dataclass(frozen=True)
-class Keepable:
+class Candidate:
     """A part of a query that could be kept, with its plan by itself."""
 
     node: Query
@@ -57,7 +57,7 @@ class Keepable:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Intermediate:
     """A part that is kept: how it is maintained, and what it is to those that read it."""
 
     plan: IncrementalPlan  # over sources, and over what is kept before it
@@ -68,7 +68,7 @@ class Kept:
 class Layers:
     """A plan whose inner results are kept, each before those that read it."""
 
-    kept: tuple[Kept, ...]
+    kept: tuple[Intermediate, ...]
     top: IncrementalPlan
 
 
@@ -100,7 +100,7 @@ def _reads_all(node: Node, child: int) -> bool:
             return False
 
 
-def kept_form(part: Query) -> Query:
+def stored_form(part: Query) -> Query:
     """What is stored of a part."""
     if not isinstance(part, Aggregate):
         return part
@@ -109,7 +109,7 @@ def kept_form(part: Query) -> Query:
     return Aggregate(part.input, part.keys, part.calls, None, outputs)
 
 
-def source_of(keepable: Keepable, relation: int, schema: str, name: str) -> Source:
+def source_of(keepable: Candidate, relation: int, schema: str, name: str) -> Source:
     """A kept part as a source."""
     columns = enumerate(keepable.plan.outputs, 1)
     return Source(
@@ -121,20 +121,20 @@ def source_of(keepable: Keepable, relation: int, schema: str, name: str) -> Sour
     )
 
 
-def layers(plan: IncrementalPlan, keepables: Sequence[Keepable], kept: Mapping[str, Source]) -> Layers:
+def layers(plan: IncrementalPlan, candidates: Sequence[Candidate], kept: Mapping[str, Source]) -> Layers:
     """The plan with those of its parts kept that have storage, by name."""
     instead: dict[Query, Query] = {}
-    found: dict[str, Kept] = {}
-    for part in keepables:
+    found: dict[str, Intermediate] = {}
+    for part in candidates:
         source = kept.get(part.name)
         if source is not None:
             if part.name not in found:
-                found[part.name] = Kept(_reading(part.plan, instead), source)
+                found[part.name] = Intermediate(_reading(part.plan, instead), source)
             instead[part.node] = _read(part, source)
     return Layers(tuple(found.values()), _reading(plan, instead))
 
 
-def _read(part: Keepable, source: Source) -> Select:
+def _read(part: Candidate, source: Source) -> Select:
     """A part from what is stored of it."""
     node = part.node
     scan = Scan(source, tuple(column.name for column in source.columns))

@@ -28,7 +28,7 @@ from headwater.plan.aggregates import (
 )
 from headwater.plan.build.parse import GROUP
 from headwater.plan.expression import Expression
-from headwater.plan.join_steps import Itinerary, itinerary
+from headwater.plan.join_steps import JoinSteps, join_steps
 from headwater.plan.operators import (
     Aggregate,
     Keyed,
@@ -135,14 +135,14 @@ class _WorkedOutOnce:
         return {relation: tree.text for relation, tree in found.items() if tree is not None}
 
     @cached_property
-    def _itineraries(self) -> dict[tuple[Select, Term], Itinerary]:
+    def _itineraries(self) -> dict[tuple[Select, Term], JoinSteps]:
         return {}
 
-    def itinerary(self, block: Select, term: Term) -> Itinerary:
+    def join_steps(self, block: Select, term: Term) -> JoinSteps:
         """How a term of one of its joins is joined step by step."""
         key = (block, term)
         if key not in self._itineraries:
-            self._itineraries[key] = itinerary(block, term)
+            self._itineraries[key] = join_steps(block, term)
         return self._itineraries[key]
 
 

@@ -225,7 +225,7 @@ def _rename(
     definition = reader.read(view)
     register(connection, stream_table.id, stream_table.label, definition, stream_table.mode)
     # A part that is not the same to the new definition would be stale, should the old names come back.
-    known = {part.name for part in definition.keepables}
+    known = {part.name for part in definition.candidates}
     stale = [part for part in storage.kept(connection, stream_table.id) if part not in known]
     storage.drop_kept(connection, stream_table.id, stale)
 

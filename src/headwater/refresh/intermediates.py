@@ -17,7 +17,7 @@ from headwater.db.connection import Connection, one
 from headwater.db.scratch import statement
 from headwater.db.sqlstates import leads_to_recomputing
 from headwater.definition.reader import Definition
-from headwater.plan.materialize import Keepable, Layers, layers, source_of
+from headwater.plan.materialize import Candidate, Layers, layers, source_of
 from headwater.plan.operators import Query, Source
 from headwater.plan.render import HAS_NULL, KeyFilter
 from headwater.plan.storage_plan import GroupPlan, IncrementalPlan
@@ -26,29 +26,29 @@ DEAR = 20.0
 """From this cost on, in the planner's units, reading a group is dearer than keeping its state."""
 
 
-def kept_layers(connection: Connection, stream_table_id: int, definition: Definition) -> Layers:
+def stored_layers(connection: Connection, stream_table_id: int, definition: Definition) -> Layers:
     """The plan of a stream table over what is kept of it."""
     found = _found(connection, stream_table_id, definition)
     return definition.layers({part.name: source for part, source in found})
 
 
-def kept_parts(connection: Connection, stream_table_id: int, definition: Definition) -> dict[Query, str]:
+def stored_parts(connection: Connection, stream_table_id: int, definition: Definition) -> dict[Query, str]:
     """The parts of a stream table's query that are kept, with the tables that hold them."""
     return {part.node: source.label for part, source in _found(connection, stream_table_id, definition)}
 
 
 def _found(
     connection: Connection, stream_table_id: int, definition: Definition
-) -> list[tuple[Keepable, Source]]:
-    stored = storage.kept(connection, stream_table_id) if definition.keepables else {}
+) -> list[tuple[Candidate, Source]]:
+    stored = storage.kept(connection, stream_table_id) if definition.candidates else {}
     return [
         (part, _source(part, stream_table_id, stored[part.name]))
-        for part in definition.keepables
+        for part in definition.candidates
         if part.name in stored
     ]
 
 
-def keep_anew(
+def store_intermediates(
     connection: Connection, settings: Settings, stream_table_id: int, definition: Definition
 ) -> Layers:
     """Decides what to keep and loads it, in place of what was kept before.
@@ -57,10 +57,10 @@ def keep_anew(
     """
     storage.drop_kept(connection, stream_table_id)
     sources: dict[str, Source] = {}
-    for part in definition.keepables if settings.keep_inner != "never" else ():
+    for part in definition.candidates if settings.keep_inner != "never" else ():
         if part.name in sources:
             continue
-        plan = layers(part.plan, definition.keepables, sources).top
+        plan = layers(part.plan, definition.candidates, sources).top
         if settings.keep_inner == "always" or _is_worth_keeping(connection, plan, part.whole):
             try:
                 with connection.transaction():
@@ -73,7 +73,7 @@ def keep_anew(
     return definition.layers(sources)
 
 
-def _source(part: Keepable, stream_table_id: int, oid: int) -> Source:
+def _source(part: Candidate, stream_table_id: int, oid: int) -> Source:
     return source_of(part, oid, storage.DATA, storage.kept_name(stream_table_id, part.name))
 
 

@@ -30,7 +30,7 @@ from headwater.plan.storage_plan import (
     where_shown,
 )
 from headwater.refresh.compare import PlanRefuted, Undecided, compare, compare_beside
-from headwater.refresh.intermediates import keep_anew
+from headwater.refresh.intermediates import store_intermediates
 from headwater.refresh.run import Ledger, Runner, told
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Loader:
         If the plan meets an error that the query itself does not, storage is that of mode full. Raises
         PlanRefuted if the plan, by which deltas will be computed, gives other rows than the query.
         """
-        plan = self.keep_anew(stream_table, definition, mode, phases)
+        plan = self.store_intermediates(stream_table, definition, mode, phases)
         runner = Runner(
             self._connection,
             self._settings,
@@ -188,7 +188,7 @@ class Loader:
             raise PlanRefuted(stream_table.label, engine, comparison.difference)
         return f"compared with its query: {comparison.said}"
 
-    def keep_anew(
+    def store_intermediates(
         self, stream_table: StreamTable, definition: Definition, mode: str, phases: Phases
     ) -> MaintenancePlan:
         """Load the inner results that are worth storing; returns the plan by which all else is computed."""
@@ -197,7 +197,7 @@ class Loader:
                 storage.drop_kept(self._connection, stream_table.id)
                 rows = self.evaluated(stream_table, definition)
                 return RecomputePlan(definition.columns, f"SELECT * FROM {rows}")
-            layers = keep_anew(self._connection, self._settings, stream_table.id, definition)
+            layers = store_intermediates(self._connection, self._settings, stream_table.id, definition)
         self._ledger.written.update(part.source.relation for part in layers.kept)
         return layers.top
 

@@ -39,7 +39,7 @@ from headwater.plan.storage_plan import BagPlan, GroupPlan, MaintenancePlan, Rec
 from headwater.refresh import incidents
 from headwater.refresh.decide import Choice, Request, choose
 from headwater.refresh.index_advice import is_slow, want_of_index
-from headwater.refresh.intermediates import kept_layers
+from headwater.refresh.intermediates import stored_layers
 from headwater.refresh.load import Loader, PlanFailure, plan_failure
 from headwater.refresh.run import Ledger, Runner
 from headwater.refresh.steps import NOTHING_CHANGED, Inputs, delta, reconcile
@@ -146,7 +146,7 @@ class MemberRefresher:
         if choice.action == "delta" and self._is_current(stream_table, definition):
             applied, decision, traffic, *_ = self._delta(work, sources, choice)
             if decision.engine == PostgresEngine.name and is_slow(phases):
-                layers = kept_layers(connection, stream_table.id, definition)
+                layers = stored_layers(connection, stream_table.id, definition)
                 lacking = want_of_index(connection, layers, choice.changed, choice.rows_in)
                 outcome = replace(outcome, reason=choice.reason + lacking)
         else:
@@ -262,7 +262,7 @@ class MemberRefresher:
         assert plan is not None
         assert frontier is not None
         with work.phases.measure("choose"):
-            layers = kept_layers(self._connection, stream_table.id, work.definition)
+            layers = stored_layers(self._connection, stream_table.id, work.definition)
             plans = [*(part.plan for part in layers.kept), layers.top]
             decision = self._decide(work, plans, "delta", choice.rows_in)
         self.ledger.written.update(part.source.relation for part in layers.kept)
@@ -311,7 +311,7 @@ class MemberRefresher:
             mode, tables = "full", tables.part("full")  # whose tables have other columns
         if stream_table.fingerprint != definition.fingerprint(mode):
             return self._replace_storage(work, mode)
-        plan = self.loader.keep_anew(stream_table, definition, mode, work.phases)
+        plan = self.loader.store_intermediates(stream_table, definition, mode, work.phases)
         with work.phases.measure("choose"):
             decision = self._decide(work, [plan], "recompute")
         runner = self._runner(work, "recompute", decision)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from headwater.apply.merge import Target, apply_bag, apply_groups
-from headwater.apply.single_statement import AtOnce, applied_at_once, taken_in
+from headwater.apply.single_statement import SingleStatement, apply_in_one, take_in_by_one
 from headwater.capture import buffers
 from headwater.catalog.history import Applied
 from headwater.catalog.stream_tables import Frontier
 from headwater.engine.base import Engine, Engines
 from headwater.engine.postgres.engine import MOST_AT_ONCE, PostgresEngine, is_one_query
-from headwater.plan.materialize import Kept, Layers
+from headwater.plan.materialize import Intermediate, Layers
 from headwater.plan.render import Changes, Staged, relation_name
 from headwater.plan.steps import Steps, Tables, fill, in_phase, shape
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
@@ -114,7 +114,7 @@ def stage(inputs: Inputs, in_place: frozenset[int] = frozenset()) -> Steps[Stage
     return Staged(staged, left, rows=rows)
 
 
-def small_change(inputs: Inputs) -> AtOnce | None:
+def small_change(inputs: Inputs) -> SingleStatement | None:
     """The one statement that takes a change in, if it is small and of a plan that needs no steps between."""
     plan, pending = inputs.layers.top, inputs.pending
     if inputs.layers.kept or not is_one_query(plan, pending):
@@ -130,10 +130,12 @@ def small_change(inputs: Inputs) -> AtOnce | None:
             changes[relation] = buffers.changes_sql(*where, rows)
         else:
             changes[relation] = buffers.staging_sql(*where, plan.own_conditions.get(relation), rows)
-    return taken_in(plan, inputs.target, changes)
+    return take_in_by_one(plan, inputs.target, changes)
 
 
-def update_stored(engines: Engines, tables: Tables, part: Kept, staged: Staged, label: str) -> Steps[Staged]:
+def update_stored(
+    engines: Engines, tables: Tables, part: Intermediate, staged: Staged, label: str
+) -> Steps[Staged]:
     """Apply changes to a stored inner result; its own change is added to them."""
     target = Target(label, relation_name(part.source), change_table=None, staged=True)
     computed = yield from compute(engines(part.plan), tables, part.plan, staged, target)
@@ -174,7 +176,7 @@ def apply(tables: Tables, plan: IncrementalPlan, target: Target, computed: Compu
     if not computed.rows:
         return Applied()
     if computed.rows < MOST_AT_ONCE:
-        done = yield from applied_at_once(plan, target, tables, computed.affected).steps(tables)
+        done = yield from apply_in_one(plan, target, tables, computed.affected).steps(tables)
         if done is not None:
             return done
     if isinstance(plan, GroupPlan) and plan.algebra is not None:

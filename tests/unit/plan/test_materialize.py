@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.plan.world import root_of
 
-from headwater.plan.materialize import Keepable, kept_form, layers, parts, source_of
+from headwater.plan.materialize import Candidate, layers, parts, source_of, stored_form
 from headwater.plan.operators import Aggregate, Query, Source, scans
 from headwater.plan.render import ANY_TYPE, Column, now_sql
 from headwater.plan.storage_plan import BagPlan, GroupPlan
@@ -38,11 +38,11 @@ def test_parts(text: str, expected: list[tuple[str, bool]]) -> None:
     assert kinds(text) == expected
 
 
-def keepable(part: Query, whole: bool) -> Keepable:
-    form = kept_form(part)
+def keepable(part: Query, whole: bool) -> Candidate:
+    form = stored_form(part)
     assert isinstance(form, Aggregate)
     outputs = tuple(Column(name, ANY_TYPE) for name in form.output_names)
-    return Keepable(part, GroupPlan(form, (), outputs, None), whole)
+    return Candidate(part, GroupPlan(form, (), outputs, None), whole)
 
 
 def test_what_is_around_reads_what_is_kept_like_a_table() -> None:

@@ -2,7 +2,7 @@
 
 A term of a join's delta reads some inputs as they were: the rows of now less the delta. Inside one statement
 with several joins the server knows nothing of how such a union is distributed, and guesses badly. So where
-much changed, a term is joined in the steps of its itinerary, each result a table of its own with statistics,
+much changed, a term is joined in the steps of its join_steps, each result a table of its own with statistics,
 before the rest is joined in one go.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from headwater.plan.join_steps import Leg
+from headwater.plan.join_steps import JoinStep
 from headwater.plan.operators import Node, Query, Select, UnionAll
 from headwater.plan.render import WEIGHT, Staged, block_sql, delta_sql
 from headwater.plan.steps import Steps, Tables, fill
@@ -49,13 +49,13 @@ class Joins:
         return replace(staged, tables={**staged.tables, **self._joined}, begun=self._begun)
 
     def _begin(self, block: Select, term: Term, staged: Staged) -> Steps[None]:
-        way = self._plan.itinerary(block, term)
-        for leg in way.legs:
-            if not (yield from fill(self._tables, leg.table, _leg_sql(leg, self._with(staged)))):
+        way = self._plan.join_steps(block, term)
+        for step in way.steps:
+            if not (yield from fill(self._tables, step.table, _leg_sql(step, self._with(staged)))):
                 self._begun[block, term] = None
                 return
-            self._joined[leg.relation] = self._tables.sql(leg.table)
-        if way.legs:
+            self._joined[step.relation] = self._tables.sql(step.table)
+        if way.steps:
             self._begun[block, term] = way.rest
 
 
@@ -73,9 +73,9 @@ def _blocks(node: Node) -> Iterator[Select]:
             pass
 
 
-def _leg_sql(leg: Leg, staged: Staged) -> str:
-    names = leg.block.output_names
-    now = block_sql(leg.block, leg.now, staged, names, weighted=True)
-    delta = block_sql(leg.block, leg.delta, staged, names, weighted=True)
+def _leg_sql(step: JoinStep, staged: Staged) -> str:
+    names = step.block.output_names
+    now = block_sql(step.block, step.now, staged, names, weighted=True)
+    delta = block_sql(step.block, step.delta, staged, names, weighted=True)
     listed = "".join(f'm."{name}", ' for name in names)
     return f"{now}\nUNION ALL\nSELECT {listed}-m.{WEIGHT} FROM (\n{delta}\n) AS m"
