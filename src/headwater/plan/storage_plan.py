@@ -135,15 +135,15 @@ class _WorkedOutOnce:
         return {relation: tree.text for relation, tree in found.items() if tree is not None}
 
     @cached_property
-    def _itineraries(self) -> dict[tuple[Select, Term], JoinSteps]:
+    def _join_steps(self) -> dict[tuple[Select, Term], JoinSteps]:
         return {}
 
     def join_steps(self, block: Select, term: Term) -> JoinSteps:
         """How a term of one of its joins is joined step by step."""
         key = (block, term)
-        if key not in self._itineraries:
-            self._itineraries[key] = join_steps(block, term)
-        return self._itineraries[key]
+        if key not in self._join_steps:
+            self._join_steps[key] = join_steps(block, term)
+        return self._join_steps[key]
 
 
 @dataclass(frozen=True)
