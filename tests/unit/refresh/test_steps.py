@@ -1,7 +1,7 @@
 """Whole deltas as the steps that a refresh takes, kept in `golden/*.sql`: no database is needed for that.
 
-The driver here answers with numbers that a case gives, so that each way through the steps can be taken. When steps
-are meant to change, run with HEADWATER_UPDATE_GOLDEN=1, as for `tests/unit/plan/test_render.py`.
+The driver here answers with numbers that a case gives, so that each way through the steps can be taken. When
+steps are meant to change, run with HEADWATER_UPDATE_GOLDEN=1, as for `tests/unit/plan/test_render.py`.
 """
 
 from __future__ import annotations
