@@ -30,7 +30,7 @@ QUESTIONS = re.findall(
 WATCHED = (
     *(
         f"TABLE headwater.{view}"
-        for view in ("stream_tables", "refresh_history", "running_jobs", "consumers")
+        for view in ("stream_tables", "refresh_history", "refresh_stats", "running_jobs", "consumers")
     ),
     "TABLE headwater.pg_stat_headwater",
     "TABLE headwater.requests",

@@ -121,6 +121,7 @@ class _CleanUp:
         self._settings = settings
         self._must_end = must_end
         self._limit = settings.history_max_mb << 20
+        self._stay = 0  # of the oldest refreshes, those that were found to be the latest of their kind
 
     def run(self) -> None:
         self._decide()
@@ -214,9 +215,19 @@ class _CleanUp:
                 pass
 
     def _forget_refreshes(self, retention: str, limit: int) -> int:
-        with self._batch() as state:
-            values = {"retention": retention, "limit": limit, "counted_to": state.counted_to}
-            return self._connection.execute(query("cleanup", "forget_refreshes"), values).rowcount
+        """Deletes old refreshes of any kind; how many, 0 if no more can go."""
+        looked_at, gone = 1, 0
+        while looked_at and not gone:
+            with self._batch() as state:
+                values = {
+                    "retention": retention,
+                    "limit": limit,
+                    "counted_to": state.counted_to,
+                    "stay": self._stay,
+                }
+                looked_at, gone = one(self._connection, query("cleanup", "forget_refreshes"), values)
+            self._stay += looked_at - gone
+        return gone
 
     def _forget_sums(self, length: str, retention: str, limit: int) -> int:
         with self._batch():

@@ -1547,7 +1547,8 @@ FROM (
 GROUP BY 1, 2, 3, 4, 5
 $$;
 
--- What refreshes did and took, by the minute and by the hour: what is counted, and what happened since.
+-- What refreshes did and took, by the minute and by the hour: what is counted, and what happened since. Where much more is to be
+-- counted, as after an upgrade, all but the latest has to wait for that.
 CREATE VIEW headwater.refresh_stats AS
 SELECT s.stream_table_id,
        st.stream_table,
@@ -1581,7 +1582,9 @@ FROM (
     FROM (SELECT *, true AS counted FROM headwater.refresh_sum
         UNION ALL
           SELECT *, false
-          FROM headwater.sum_refreshes((SELECT counted_to FROM headwater.history_state), 9223372036854775807)) either
+          FROM headwater.sum_refreshes(
+              greatest((SELECT counted_to FROM headwater.history_state), (SELECT max(id) - 20000 FROM headwater.refresh)),
+              9223372036854775807)) either
     GROUP BY stream_table_id, bucket_length, bucket_start, action, engine
 ) s
 JOIN headwater.stream_table_name st ON st.id = s.stream_table_id

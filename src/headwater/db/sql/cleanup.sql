@@ -80,15 +80,24 @@ WITH passed AS (
 SELECT count(*) FROM gone
 
 -- name: forget_refreshes
--- The oldest refreshes of any kind, but for the latest success of each stream table; at most so many, and none that is not counted.
-DELETE FROM headwater.refresh
-WHERE id = ANY (ARRAY(
-    SELECT r.id FROM headwater.refresh r
-    WHERE r.finished_at < statement_timestamp() - %(retention)s::interval AND r.id <= %(counted_to)s
-      AND r.id < (SELECT l.id FROM headwater.refresh l
-                  WHERE l.stream_table_id = r.stream_table_id AND l.status = 'completed'
-                  ORDER BY l.stream_table_id DESC, l.id DESC LIMIT 1)
-    ORDER BY r.finished_at LIMIT %(limit)s))
+-- The oldest refreshes of any kind, after those that were found to stay, but for the latest success of each stream table: how many
+-- were looked at and how many are gone. None goes that is not counted.
+WITH looked_at AS MATERIALIZED (
+    SELECT id, stream_table_id FROM headwater.refresh
+    WHERE finished_at < statement_timestamp() - %(retention)s::interval AND id <= %(counted_to)s
+    ORDER BY finished_at OFFSET %(stay)s LIMIT %(limit)s
+), latest AS MATERIALIZED (
+    SELECT o.stream_table_id,
+           (SELECT l.id FROM headwater.refresh l
+            WHERE l.stream_table_id = o.stream_table_id AND l.status = 'completed'
+            ORDER BY l.stream_table_id DESC, l.id DESC LIMIT 1) AS id
+    FROM (SELECT DISTINCT stream_table_id FROM looked_at) o
+), gone AS (
+    DELETE FROM headwater.refresh
+    WHERE id = ANY (ARRAY(SELECT o.id FROM looked_at o JOIN latest l ON l.stream_table_id = o.stream_table_id WHERE o.id < l.id))
+    RETURNING id
+)
+SELECT (SELECT count(*) FROM looked_at), (SELECT count(*) FROM gone)
 
 -- name: forget_sums
 -- The oldest sums of one length, at most so many.
