@@ -109,7 +109,8 @@ def assert_sums_are_those_of(conn: Connection, raw: str) -> None:
                        date_trunc('{unit}', finished_at AT TIME ZONE 'UTC') AT TIME ZONE 'UTC',
                        action, engine, count(*),
                        count(*) FILTER (WHERE status = 'failed'),
-                       sum(rows_in), sum(rows_inserted), sum(rows_updated), sum(rows_deleted),
+                       coalesce(sum(rows_in), 0), coalesce(sum(rows_inserted), 0),
+                       coalesce(sum(rows_updated), 0), coalesce(sum(rows_deleted), 0),
                        count(ms), sum(ms), min(ms), max(ms),
                        percentile_disc(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY ms)
                 FROM (SELECT *, CASE status WHEN 'completed'
