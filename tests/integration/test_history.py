@@ -292,7 +292,7 @@ def test_readers_and_refreshes_do_not_wait_for_long_while_files_are_rewritten(
         assert len(left(conn)) == 100
     finish(hw, history_max_mb=8)
     assert size(conn) >= before, "it is not tried all the time"
-    conn.execute("UPDATE headwater.history_state SET compacted_at = compacted_at - interval '1 hour'")
+    conn.execute("UPDATE headwater.history_state SET compacted_at = compacted_at - interval '2 hours'")
     finish(hw, history_max_mb=8)
     assert size(conn) < 1 << 20
     assert hw.connection.execute(limits).fetchone() == found
