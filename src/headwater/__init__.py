@@ -9,7 +9,7 @@
 import logging
 
 from headwater.api import Headwater, connect
-from headwater.catalog.history import HistoryEntry, Outcome
+from headwater.catalog.history import HistoryEntry, HistorySum, Outcome
 from headwater.catalog.jobs import RunningJob
 from headwater.catalog.stream_tables import StreamTable
 from headwater.config import Setting
@@ -29,6 +29,7 @@ __all__ = [
     "Headwater",
     "HeadwaterError",
     "HistoryEntry",
+    "HistorySum",
     "Incident",
     "MissingIndex",
     "Outcome",

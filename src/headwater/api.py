@@ -16,7 +16,7 @@ import psycopg
 from headwater import config
 from headwater.catalog import history, installed, jobs
 from headwater.catalog import stream_tables as catalog
-from headwater.catalog.history import HistoryEntry, Outcome
+from headwater.catalog.history import BucketLength, HistoryEntry, HistorySum, Outcome
 from headwater.catalog.jobs import RunningJob
 from headwater.catalog.stream_tables import EngineName, Mode, StreamTable, TierChoice
 from headwater.config import Setting, Settings
@@ -355,6 +355,15 @@ class Headwater:
         installed.require_current(self._connection)
         stream_table_id = catalog.find(self._connection, name).id if name is not None else None
         return history.recent(self._connection, stream_table_id, limit)
+
+    @_verb
+    def history_sums(
+        self, name: str | None = None, *, by: BucketLength = "hour", limit: int = 20
+    ) -> builtins.list[HistorySum]:
+        """The latest sums of refreshes by the minute or the hour in which they finished, newest first."""
+        installed.require_current(self._connection)
+        stream_table_id = catalog.find(self._connection, name).id if name is not None else None
+        return history.sums(self._connection, stream_table_id, by, limit)
 
     @_verb
     def audits(self, name: str | None = None, *, limit: int = 20) -> builtins.list[Incident]:

@@ -32,6 +32,11 @@ class Settings:
     idle_in_transaction_timeout: str = "1m"
     transaction_timeout: str = "6h"
     history_retention: str = "7d"
+    history_single_retention: str = "1h"
+    history_latest: int = 100
+    history_minute_retention: str = "2d"
+    history_hour_retention: str = "21d"
+    history_max_mb: int = 256
     verify_max_rows: int = 20
     keep_inner: str = "auto"
     spark_master: str = "local[*]"
@@ -199,7 +204,23 @@ RULES: dict[str, _Rule] = {
         duration=True,
         zero_is_off=True,
     ),
-    "history_retention": _Rule("how long refreshes stay in the history", duration=True),
+    "history_retention": _Rule(
+        "how long failures, loads and recomputations stay in the history, and everything else at most",
+        duration=True,
+    ),
+    "history_single_retention": _Rule("how long each delta stays in the history", duration=True),
+    "history_latest": _Rule(
+        "so many of the latest deltas of each stream table stay in the history, however old",
+        minimum=1,
+        maximum=100_000,
+    ),
+    "history_minute_retention": _Rule("how long the sums of refreshes by the minute stay", duration=True),
+    "history_hour_retention": _Rule("how long the sums of refreshes by the hour stay", duration=True),
+    "history_max_mb": _Rule(
+        "what the history takes at most, in MB: the oldest deltas go first, then the oldest minutes",
+        minimum=8,
+        maximum=2**20,
+    ),
     "verify_max_rows": _Rule("how many differing rows verify shows", minimum=1),
     "keep_inner": _Rule(
         "whether results inside a query get storage of their own: auto decides by cost, always or never",

@@ -172,6 +172,9 @@ def test_life_in_text(program: Program, conn: psycopg.Connection) -> None:
     assert re.search(r"last refresh +delta \d+ s ago", status)
     history = program.run("history", "revenue").stdout.splitlines()
     assert [line.split()[4] for line in history[1:]] == ["delta", "load"]
+    sums = program.run("history", "--by", "minute").stdout.splitlines()
+    assert sums[0].split()[:6] == ["from", "stream", "table", "action", "engine", "refreshes"]
+    assert {line.split()[3] for line in sums[1:]} >= {"delta", "load"}
     assert "public.revenue equals its query: 3 rows" in program.run("verify", "revenue").stdout
 
     altered = program.run("alter", "revenue", "--no-schedule", "--mode", "full").stdout
@@ -251,6 +254,9 @@ def test_life_in_json(program: Program, conn: psycopg.Connection) -> None:
     assert status["sources"] == ["public.sales"]
     history = program.json("history", "--limit", "2")["refreshes"]
     assert [item["action"] for item in history] == ["recompute", "delta"]
+    sums = program.json("history", "revenue", "--by", "hour")["sums"]
+    assert sum(item["refreshes"] for item in sums if item["action"] == "recompute") == 1
+    assert sums[0]["min_ms"] <= sums[0]["p50_ms"] <= sums[0]["p99_ms"] <= sums[0]["max_ms"]
     assert program.json("audits") == {"incidents": []}
     assert datetime.fromisoformat(history[0]["started_at"]).tzinfo is not None
     verified = program.json("verify", "big")
@@ -504,6 +510,7 @@ def test_wrong_usage(alone: Inside) -> None:
         ("alter", "x"): "nothing to change",
         ("alter", "x", "--schedule", "1s", "--no-schedule"): "exclude each other",
         ("history", "--limit", "0"): "--limit",
+        ("history", "--by", "day"): "minute",
         ("status", "--watch", "--format", "xml"): "json",
     }.items():
         assert part in alone.fails(*arguments, expect=2)

@@ -22,7 +22,7 @@ from psycopg.conninfo import make_conninfo
 
 import headwater
 from headwater import config, errors
-from headwater.catalog.history import HistoryEntry
+from headwater.catalog.history import HistoryEntry, HistorySum
 from headwater.cli.group import cli
 from headwater.engine.spark.runtime import java
 from headwater.inspect.explain import Explanation
@@ -34,7 +34,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 TEXTS = sorted([*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.py")])
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 VIEWS = (
-    "stream_tables health refresh_history running_jobs consumers settings pg_stat_headwater requests".split()
+    "stream_tables health refresh_history refresh_stats running_jobs consumers settings"
+    " pg_stat_headwater requests".split()
 )
 NAMED = set(re.findall(r"--?[\w-]+|\w+", REFERENCE))
 """Every word and every option in the reference."""
@@ -215,7 +216,7 @@ def _is_error(kind: object) -> bool:
 def test_reference_names_what_python_offers() -> None:
     methods = {name for name in vars(headwater.Headwater) if not name.startswith("_")}
     assert methods <= NAMED, methods - NAMED
-    results = (Explanation, HistoryEntry, StreamTableStatus, Verification, headwater.Setting)
+    results = (Explanation, HistoryEntry, HistorySum, StreamTableStatus, Verification, headwater.Setting)
     names = {field.name for result in results for field in fields(result)}
     assert names <= NAMED, names - NAMED
     assert set(headwater.__all__) <= NAMED, set(headwater.__all__) - NAMED
@@ -249,7 +250,8 @@ def test_reference_names_every_function_for_users_with_what_it_takes_and_returns
         "SELECT proname, coalesce(proargnames, '{}') FROM pg_proc p"
         " WHERE pronamespace = 'headwater'::regnamespace"
         " AND NOT has_function_privilege('public', p.oid, 'EXECUTE') AND proname NOT IN ('scheduler_status',"
-        " 'waiting_changes', 'lags', 'deadlines', 'find_stream_table', 'recommendations', 'record_request')"
+        " 'waiting_changes', 'lags', 'deadlines', 'find_stream_table', 'recommendations', 'record_request',"
+        " 'sum_refreshes')"
     ).fetchall()
     assert len(rows) > 20
     missing = {name for function, names in rows for name in (function, *names) if name not in NAMED}

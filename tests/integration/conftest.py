@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from tests.integration.history import STREAM_TABLES, add_stream_tables
 
 from headwater import Headwater
 
@@ -59,3 +60,9 @@ def new_role(dsn: str, admin: psycopg.Connection) -> Iterator[Callable[[], tuple
             inside.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(sql.Identifier(name)))
     for name in made:
         admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def stream_tables(conn: psycopg.Connection) -> list[int]:
+    """Stream tables as far as the history knows of them."""
+    return add_stream_tables(conn, STREAM_TABLES)

@@ -11,10 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from tests.integration.support import assert_fresh, change_rows, change_table, tick, value
+from tests.integration.support import WAITING_IS_LONG, assert_fresh, change_rows, change_table, tick, value
 
 from headwater import Headwater, HeadwaterError
-from headwater.catalog.history import forget
+from headwater.catalog.cleanup import clean_up
+from headwater.config import Settings
 from headwater.db.scratch import statement
 from headwater.errors import RefreshFailed, Suspended
 
@@ -29,7 +30,7 @@ QUESTIONS = re.findall(
 WATCHED = (
     *(
         f"TABLE headwater.{view}"
-        for view in ("stream_tables", "refresh_history", "running_jobs", "consumers")
+        for view in ("stream_tables", "refresh_history", "refresh_stats", "running_jobs", "consumers")
     ),
     "TABLE headwater.pg_stat_headwater",
     "TABLE headwater.requests",
@@ -135,7 +136,7 @@ def test_totals_do_not_shrink_when_the_history_forgets(hw: Headwater, conn: Conn
     before = statistics(conn, "sums")
     age_history(conn, "8 days")
     hw.refresh("sums", full=True)
-    forget(hw.connection, "7d")
+    assert clean_up(hw.connection, Settings(), WAITING_IS_LONG)
     assert len(hw.history("sums")) == 1
     after = statistics(conn, "sums")
     assert (before["total_refreshes"], after["total_refreshes"]) == (2, 3)

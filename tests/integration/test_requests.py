@@ -21,7 +21,8 @@ from tests.integration.support import WAITING_IS_LONG, assert_fresh, in_backgrou
 
 import headwater
 from headwater import Headwater, config
-from headwater.catalog.history import forget
+from headwater.catalog.cleanup import clean_up
+from headwater.config import Settings
 from headwater.db.scratch import statement
 from headwater.embedded import Installation
 from headwater.errors import InvalidSetting
@@ -604,7 +605,7 @@ def test_answered_requests_are_forgotten_with_the_history(hw: Headwater, conn: C
         (old, old, young),
     )
     conn.execute("UPDATE headwater.request SET requested_at = now() - interval '1 year'")
-    forget(hw.connection, "7d")
+    assert clean_up(hw.connection, Settings(), WAITING_IS_LONG)
     left = [number for (number,) in conn.execute("SELECT id FROM headwater.requests ORDER BY id")]
     assert left == [young, waiting]
 

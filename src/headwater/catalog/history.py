@@ -12,6 +12,7 @@ from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 
 Action = Literal["load", "delta", "recompute", "nothing"]
+BucketLength = Literal["minute", "hour"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,29 @@ class HistoryEntry:
     predicted_ms: float | None = None
 
 
+@dataclass(frozen=True)
+class HistorySum:
+    """A row of headwater.refresh_stats: refreshes of one stream table that finished in one minute or hour."""
+
+    stream_table: str
+    bucket_start: datetime
+    action: str
+    engine: str
+    refreshes: int
+    failures: int
+    rows_in: int
+    rows_inserted: int
+    rows_updated: int
+    rows_deleted: int
+    total_ms: float  # durations are those of the refreshes that completed
+    avg_ms: float | None
+    min_ms: float | None
+    max_ms: float | None
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
 def record(connection: Connection, outcome: Outcome) -> int:
     """Writes an outcome, in the transaction of the refresh, so that both commit or neither; its number."""
     completed = outcome.status == "completed"
@@ -127,6 +151,12 @@ def recent(connection: Connection, stream_table_id: int | None, limit: int) -> l
     return entries
 
 
-def forget(connection: Connection, retention: str) -> None:
-    """Deletes what is older than the retention."""
-    connection.execute(query("history", "forget"), {"retention": retention})
+def sums(
+    connection: Connection, stream_table_id: int | None, by: BucketLength, limit: int
+) -> list[HistorySum]:
+    """The latest sums of refreshes, newest first."""
+    rows = connection.execute(
+        query("history", "sums"),
+        {"stream_table_id": stream_table_id, "length": f"1 {by}", "limit": limit},
+    )
+    return [HistorySum(*row) for row in rows]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.console import RenderableType
 
 from headwater.api import Headwater
-from headwater.cli import show
+from headwater.catalog.history import BucketLength
+from headwater.cli import show, sums
 from headwater.cli.group import cli
 from headwater.cli.invocation import Invocation
 from headwater.cli.options import name_argument, shared_options
@@ -67,15 +68,24 @@ def _status(hw: Headwater, name: str | None) -> tuple[Any, RenderableType]:
 @cli.command()
 @click.argument("name", required=False)
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many.")
+@click.option(
+    "--by", type=click.Choice(get_args(BucketLength)), help="Show sums by the minute or hour instead."
+)
 @shared_options
 @click.pass_obj
-def history(invocation: Invocation, name: str | None, limit: int) -> None:
+def history(invocation: Invocation, name: str | None, limit: int, by: BucketLength | None) -> None:
     """Show the latest refreshes, newest first.
+
+    Single deltas are forgotten after a while; sums by the minute and by the hour are kept for longer.
 
     \b
     Example: headwater history revenue --limit 5
     """
     with invocation.connect() as hw:
+        if by is not None:
+            found_sums = hw.history_sums(name, by=by, limit=limit)
+            invocation.present({"sums": found_sums}, sums.shown(found_sums))
+            return
         found = hw.history(name, limit=limit)
         now = _now(hw)
     invocation.present({"refreshes": found}, show.history(found, now))

@@ -28,7 +28,7 @@ from psycopg import sql
 from headwater.apply import storage, swap
 from headwater.capture import buffers, consumers, marks
 from headwater.capture.registry import LIFECYCLE_LOCK
-from headwater.catalog import history, installed
+from headwater.catalog import cleanup, history, installed
 from headwater.catalog import stream_tables as catalog
 from headwater.catalog.history import Outcome
 from headwater.catalog.stream_tables import Closure, StreamTable
@@ -444,9 +444,10 @@ class Refresher:
                 buffers.remove_consumed(self._connection, captured)
                 buffers.give_up_laggards(self._connection, captured, self._settings.max_buffer_rows)
                 drop_unused(self._connection, [outcome.stream_table_id for outcome in outcomes])
-                if any((outcome.history_id or 0) % HISTORY_CLEANING_INTERVAL == 1 for outcome in moved):
+                if due := any((one.history_id or 0) % HISTORY_CLEANING_INTERVAL == 1 for one in moved):
                     marks.forget(self._connection)
-                    history.forget(self._connection, self._settings.history_retention)
+            if due:
+                cleanup.clean_up_if_due(self._connection, self._settings)
             retired = storage.with_retired(self._connection, [outcome.stream_table_id for outcome in moved])
             for stream_table in catalog.stream_tables(self._connection, retired) if retired else ():
                 self.give_up_retired(stream_table)

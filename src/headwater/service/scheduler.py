@@ -48,6 +48,7 @@ from headwater.scheduling.backoff import SUSPENDED_AFTER
 from headwater.service import logs
 from headwater.service.audits import Audited, Audits
 from headwater.service.executor import Done, Hands, Task
+from headwater.service.history import HistoryCleaning
 from headwater.service.queue import BEAT_SECONDS, ENDED_CHANNEL, ClaimedJob, External, Membership
 from headwater.service.requests import Requests
 from headwater.service.state import Picture, Place
@@ -156,6 +157,9 @@ class Scheduler:
         self._alarm = Alarm()
         self._hands = Hands(self._route, self._take_done)
         self._audits = Audits(self._route, self._take_audited)
+        self._history = HistoryCleaning(
+            self._route, lambda error: logs.failed(self._database, "the history", error)
+        )
         self._audited: queue.SimpleQueue[Audited] = queue.SimpleQueue()
         self._next_audit = -1e9
         self._picture = Picture()
@@ -220,6 +224,7 @@ class Scheduler:
             finally:
                 stop_answering.set()
                 self._audits.stop()
+                self._history.stop()
                 self._hands.close()
                 if not control.closed:
                     self._membership.leave()
@@ -591,6 +596,7 @@ class Scheduler:
         if began - self._cleaned >= CLEANING_SECONDS:
             self._cleaned = began
             control.execute(query("service", "forget_jobs"))
+            self._history.start(self._settings)
 
     def _record_queue(self, control: Connection) -> None:
         """Records what waits for a hand by now, and forgets what does so no more and was not begun.

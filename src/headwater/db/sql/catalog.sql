@@ -283,6 +283,12 @@ UPDATE headwater.stream_table SET rebuild_reason = %(reason)s
 WHERE id = %(id)s AND rebuild_reason IS DISTINCT FROM %(reason)s
 
 -- name: delete_stream_table
+-- With the sums of its refreshes, which do not refer to it.
+WITH sums AS (
+    DELETE FROM headwater.refresh_sum WHERE stream_table_id = %(id)s
+), swept AS (
+    DELETE FROM headwater.refresh_swept WHERE stream_table_id = %(id)s
+)
 DELETE FROM headwater.stream_table WHERE id = %(id)s
 
 -- name: lock_stream_table

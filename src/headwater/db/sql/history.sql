@@ -31,12 +31,18 @@ WHERE %(stream_table_id)s::bigint IS NULL OR id IN (
     SELECT id FROM headwater.refresh WHERE stream_table_id = %(stream_table_id)s)
 ORDER BY id DESC LIMIT %(limit)s
 
--- name: forget
--- History older than the retention, except the latest success of each stream table; also answered requests.
-WITH requests AS (
-    DELETE FROM headwater.request WHERE finished_at < statement_timestamp() - %(retention)s::interval
-)
-DELETE FROM headwater.refresh r
-WHERE r.finished_at < statement_timestamp() - %(retention)s::interval
-  AND r.id < (SELECT max(id) FROM headwater.refresh l
-              WHERE l.stream_table_id = r.stream_table_id AND l.status = 'completed')
+-- name: sums
+-- The latest sums of refreshes, newest first, of one stream table or of all. So many sums are no older than the bound, which
+-- spares the view all others.
+SELECT stream_table, bucket_start, action, engine, refreshes, failures, rows_in, rows_inserted, rows_updated, rows_deleted,
+       total_ms, avg_ms, min_ms, max_ms, p50_ms, p95_ms, p99_ms
+FROM headwater.refresh_stats
+WHERE bucket_length = %(length)s::interval
+  AND (%(stream_table_id)s::bigint IS NULL OR stream_table_id = %(stream_table_id)s)
+  AND bucket_start >= coalesce((
+      SELECT min(bucket_start) FROM (
+          SELECT bucket_start FROM headwater.refresh_sum
+          WHERE bucket_length = %(length)s::interval
+            AND (%(stream_table_id)s::bigint IS NULL OR stream_table_id = %(stream_table_id)s)
+          ORDER BY bucket_start DESC LIMIT %(limit)s) latest), '-infinity')
+ORDER BY bucket_start DESC, stream_table, action, engine LIMIT %(limit)s
