@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("apply", "engine"),
     ("refresh",),
     ("inspect", "install", "lifecycle"),
+    ("handle",),
     ("api", "spark"),
     ("__init__",),
     ("service",),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from headwater.apply.merge import Target, apply_bag, apply_groups
 from headwater.apply.single_statement import AtOnce, applied_at_once, taken_in
-from headwater.capture import buffers
+from headwater.capture import buffers, staging
 from headwater.catalog.history import Applied
 from headwater.catalog.stream_tables import Frontier
 from headwater.clock import Phases
@@ -44,11 +44,11 @@ def stage(
         where = (source, plan.wanted[relation], change_tables[relation], frontier)
         table = f"source{number}"
         if relation in in_place:
-            staged[relation] = f"({buffers.changes_sql(*where)})"
+            staged[relation] = f"({staging.changes_sql(*where)})"
             left[relation] = Changes(buffers.change_table_sql(change_tables[relation]), pending[relation])
             rows[staged[relation]] = pending[relation]
             continue
-        found = scratch.fill(table, buffers.staging_sql(*where, plan.own_conditions.get(relation)))
+        found = scratch.fill(table, staging.staging_sql(*where, plan.own_conditions.get(relation)))
         if found:
             staged[relation] = scratch.name(table)
             rows[staged[relation]] = found
@@ -74,9 +74,9 @@ def small_change(
             continue
         where = (source, plan.wanted[relation], change_tables[relation], frontier)
         if relation in in_place:
-            changes[relation] = buffers.changes_sql(*where, rows)
+            changes[relation] = staging.changes_sql(*where, rows)
         else:
-            changes[relation] = buffers.staging_sql(*where, plan.own_conditions.get(relation), rows)
+            changes[relation] = staging.staging_sql(*where, plan.own_conditions.get(relation), rows)
     return taken_in(plan, target, changes)
 
 

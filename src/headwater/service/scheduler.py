@@ -29,6 +29,7 @@ from headwater.api import Headwater
 from headwater.capture import marks
 from headwater.catalog import installed
 from headwater.catalog.history import Outcome
+from headwater.catalog.settings import effective
 from headwater.config import Settings
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
@@ -48,14 +49,13 @@ from headwater.scheduling.backoff import SUSPENDED_AFTER
 from headwater.service import logs
 from headwater.service.audits import Audited, Audits
 from headwater.service.executor import Done, Hands, Task
+from headwater.service.protocol import SCHEDULER, Demand
 from headwater.service.queue import BEAT_SECONDS, ENDED_CHANNEL, ClaimedJob, External, Membership
 from headwater.service.requests import Requests
 from headwater.service.state import Picture, Place
 from headwater.service.wakeup import Alarm
 
 CATALOG_CHANNEL = "headwater_catalog"
-SCHEDULER, LAUNCHER = 0, 1
-"""What one leads: a database, or a server."""
 WAITING_SECONDS = 2.0
 """Between two attempts to lead."""
 RELOAD_SECONDS = 60.0
@@ -126,15 +126,6 @@ class Job:
         }
 
 
-@dataclass(frozen=True)
-class Demand:
-    """How many hands a scheduler uses and could use, for who shares them out."""
-
-    busy: int
-    queued: int
-    lag_intervals: float
-
-
 class Scheduler:
     """Keeps the stream tables of one database within their schedules."""
 
@@ -166,7 +157,6 @@ class Scheduler:
         self._queue: dict[tuple[int, ...], Job] = {}  # jobs that were recorded for these
         self._settings = Settings()
         self._stored: dict[str, str] | None = None
-        self._state = installed.State(None)
         self._stale = True
         self._examined = self._reported = self._beaten = self._cleaned = -1e9
         self._looked: float | None = None
@@ -310,19 +300,12 @@ class Scheduler:
         if stored == self._stored:
             return
         self._stored = stored
-        self._state = installed.read_state(control, sorted(config.RULES))
-        environment = config.from_environment(os.environ)
         try:
-            settings, _ = config.resolve(
-                ("flag", self._overrides),
-                ("environment", environment),
-                ("table", stored),
-                ("server", self._state.server),
-            )
+            settings = effective(installed.read_state(control), self._overrides, os.environ)
         except InvalidSetting as error:
             logs.failed(self._database, "settings", error)
             return
-        self._settings = config.giving_way(settings, self._state.deadlock_timeout_ms)
+        self._settings = settings
         self._picture.automatic_tiers = settings.tiered_scheduling
         if marks.set_wake(control, notify=settings.event_driven_wake):
             how = "by writers, too" if settings.event_driven_wake else "by the clock"
