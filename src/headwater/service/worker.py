@@ -23,9 +23,8 @@ from headwater.db.connection import Connection
 from headwater.db.route import Route
 from headwater.errors import HeadwaterError
 from headwater.service import logs
-from headwater.service.executor import Done, Hands, Task
+from headwater.service.executor import Done, Hands, Task, at_fault
 from headwater.service.queue import BEAT_SECONDS, CHANNEL, ClaimedJob, Membership
-from headwater.service.scheduler import at_fault
 from headwater.service.wakeup import Alarm
 
 LOOKING_SECONDS = 1.0
