@@ -34,7 +34,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 TEXTS = sorted([*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.py")])
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 VIEWS = (
-    "stream_tables health refresh_history running_jobs consumers settings pg_stat_headwater requests".split()
+    "stream_tables health refresh_history running_jobs consumers settings pg_stat_headwater requests"
+    " worker_registry worker_jobs".split()
 )
 NAMED = set(re.findall(r"--?[\w-]+|\w+", REFERENCE))
 """Every word and every option in the reference."""
@@ -205,7 +206,8 @@ def _is_error(kind: object) -> bool:
 
 
 def test_reference_names_what_python_offers() -> None:
-    methods = {name for name in vars(headwater.Headwater) if not name.startswith("_")}
+    methods = {name for name in dir(headwater.Headwater) if not name.startswith("_")}
+    assert {"create", "list"} <= methods
     assert methods <= NAMED, methods - NAMED
     results = (Explanation, HistoryEntry, StreamTableStatus, Verification, headwater.Setting)
     names = {field.name for result in results for field in fields(result)}

@@ -102,7 +102,7 @@ VALUES: dict[str, Any] = {
     "failed_member": None,
     "given_up": "given up",
     "hint": "",
-    "host_name": "here",
+    "hostname": "here",
     "id": 1,
     "ids": [1, 2, 3],
     "instead": "instead%",
@@ -173,12 +173,12 @@ OWN_VALUES: dict[tuple[str, str], dict[str, Any]] = {
         "jobs": Jsonb(
             [
                 {"id": 10**9 + n, "stream_table_id": n, "members": [n], "status": "RUNNING",
-                 "queued_at": "2026-01-01", "started_at": "2026-01-01"}
+                 "queued_at": "2026-01-01", "assigned_at": "2026-01-01"}
                 for n in range(1, 9)
             ]
         )
     },
-    ("service", "beat"): {"status": "running"},
+    ("service", "beat"): {"status": "active"},
     ("service", "finish"): {"status": "COMPLETED"},
     ("service", "bury"): {"timeout": "30s"},
     # What is asked of all of them, as once in a minute.
@@ -231,7 +231,7 @@ def grow(conn: Connection) -> None:
     )
     conn.execute("INSERT INTO headwater.refresh_total SELECT id, 1, 1, 1, 1 FROM headwater.stream_table")
     conn.execute(
-        "INSERT INTO headwater.worker_jobs (stream_table_id, members, status, worker_id, started_at,"
+        "INSERT INTO headwater.worker_jobs (stream_table_id, members, status, worker_id, assigned_at,"
         " heartbeat_at, finished_at) SELECT n %% %(n)s + 1, ARRAY[n %% %(n)s + 1],"
         " CASE WHEN n %% 50 = 0 THEN 'FAILED' ELSE 'COMPLETED' END, %(worker)s,"
         " clock_timestamp(), clock_timestamp(), clock_timestamp() - n * interval '30 milliseconds'"

@@ -199,8 +199,8 @@ def _workers(found: Overview) -> Text:
     if not found.workers:
         return Text("no external workers", style="dim")
     listed = ", ".join(
-        f"{worker.host_name}:{worker.pid} {worker.jobs} of {worker.capacity}"
-        + (f" {worker.status}" if worker.status != "running" else "")
+        f"{worker.hostname}:{worker.pid} {worker.jobs} of {worker.capacity}"
+        + (f" {worker.status}" if worker.status != "active" else "")
         for worker in found.workers
     )
     return Text(f"{len(found.workers)} external workers: {printable(listed)}")

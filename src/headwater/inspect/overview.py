@@ -92,14 +92,14 @@ class WorkerStatus:
     """An external worker."""
 
     worker_id: str
-    host_name: str
+    hostname: str
     pid: int
     status: str
     capacity: int
     jobs: int
     spark_master: str | None
     started_at: datetime
-    heartbeat_at: datetime
+    last_heartbeat: datetime
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ class Job:
     members: tuple[int, ...]
     queued_at: datetime  # since when the unit was ready
     waits_since: datetime | None  # the oldest change that it takes in was seen then
-    started_at: datetime | None = None
+    assigned_at: datetime | None = None
     started: float = 0.0
     status: str = "RUNNING"
     finished_at: datetime | None = None
@@ -54,7 +54,7 @@ class Job:
             "status": self.status,
             "engine": self.engine,
             "queued_at": self.queued_at.isoformat(),
-            "started_at": self.started_at.isoformat() if self.started_at else None,
+            "assigned_at": self.assigned_at.isoformat() if self.assigned_at else None,
             "finished_at": self.finished_at.isoformat() if self.finished_at else None,
             "error": self.error,
         }

@@ -309,7 +309,7 @@ class Scheduler:
             self._tell_demand(Demand(len(self._jobs), len(self._backlog), self._lag))
 
     def _start(self, job: Job, now: datetime) -> None:
-        job.started_at, job.started, job.status = now, time.monotonic(), "RUNNING"
+        job.assigned_at, job.started, job.status = now, time.monotonic(), "RUNNING"
         if job.claim is None:
             self._journal.add(job)
         self._hands.start(Task(job.members, self._settings, job.claim))
