@@ -62,6 +62,7 @@ def next_step() -> Migration:
     )
 
 
+@pytest.mark.smoke
 def test_the_schema_equals_its_migrations(empty: Headwater, dsn: str) -> None:
     with headwater.connect(dsn) as installed:
         installed.init()
