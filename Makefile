@@ -23,10 +23,16 @@ ON_EACH_SERVER := tests/integration tests/oracle tests/migration tests/crash tes
 # What runs programs as users do, and waits for them more than it computes.
 AS_PROGRAMS := tests/service tests/acceptance
 
+# Where the tests are that are marked smoke; none of them starts Spark.
+WITH_SMOKE := tests/integration tests/migration tests/service tests/acceptance
+
+# Two targets at a time, for each leaves a core idle most of the time; one after the other on the screen, and all of them.
+TWO_AT_A_TIME := $(MAKE) --no-print-directory --keep-going -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+
 SYSTEM_SERVER := $(BIN)/python -c 'from headwater.embedded import find_installations as find; \
 	print(next((i for i in find() if i.origin != "wheel"), ""))'
 
-.PHONY: help install demo test test-embedded test-service test-spark test-system test-long conformance check format soak soak-concurrency crash clean
+.PHONY: help install demo quick test test-quick test-embedded test-service test-spark test-system test-long conformance check format soak soak-concurrency crash clean
 
 help: ## Show this list (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,9 +52,15 @@ demo: $(STAMP) ## Show stream tables at work on a private PostgreSQL
 	$(BIN)/headwater demo
 
 test: $(STAMP) ## Run the suite on the embedded server, Spark, the system's server
-	@# Two at a time, for each leaves a core idle most of the time; one after the other on the screen, and all of them.
-	@$(MAKE) --no-print-directory --keep-going -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
-		test-embedded test-service test-spark test-system
+	@$(TWO_AT_A_TIME) test-embedded test-service test-spark test-system
+
+quick: $(STAMP) ## Check, run the unit tests and a few tests of each part: a minute or so
+	@$(TWO_AT_A_TIME) check test-quick
+
+test-quick: $(STAMP) ## Run the unit tests and a few tests of each part, without Spark
+	@echo "== testing quickly on the embedded PostgreSQL"
+	$(BIN)/python -m pytest --quiet tests/unit $(PYTEST_ARGS)
+	HEADWATER_TEST_SERVER=embedded $(BIN)/python -m pytest --quiet -m smoke $(WITH_SMOKE) $(PYTEST_ARGS)
 
 test-embedded: $(STAMP) ## Run the suite on the embedded server, but what test-service runs
 	@echo "== testing on the embedded PostgreSQL"

@@ -7,19 +7,22 @@
 """
 
 import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from headwater.api import Headwater, connect
-from headwater.catalog.history import HistoryEntry, HistorySum, Outcome
-from headwater.catalog.jobs import RunningJob
-from headwater.catalog.stream_tables import StreamTable
-from headwater.config import Setting
-from headwater.errors import HeadwaterError
-from headwater.inspect.explain import Explanation
-from headwater.inspect.status import StreamTableStatus
-from headwater.inspect.verify import Verification
-from headwater.lifecycle.repair import Repaired
-from headwater.refresh.incidents import Incident
-from headwater.refresh.index_advice import MissingIndex
+if TYPE_CHECKING:
+    from headwater.api import Headwater, connect
+    from headwater.catalog.history import HistoryEntry, HistorySum, Outcome
+    from headwater.catalog.incidents import Incident
+    from headwater.catalog.jobs import RunningJob
+    from headwater.catalog.stream_tables import StreamTable
+    from headwater.config import Setting
+    from headwater.errors import HeadwaterError
+    from headwater.inspect.explain import Explanation
+    from headwater.inspect.status import StreamTableStatus
+    from headwater.inspect.verify import Verification
+    from headwater.lifecycle.repair import Repaired
+    from headwater.refresh.index_advice import MissingIndex
 
 # What is logged is for the program that we are part of: it decides where it goes, if anywhere.
 logging.getLogger("headwater").addHandler(logging.NullHandler())
@@ -41,3 +44,32 @@ __all__ = [
     "Verification",
     "connect",
 ]
+
+_HOMES = {
+    "Explanation": "inspect.explain",
+    "Headwater": "api",
+    "HeadwaterError": "errors",
+    "HistoryEntry": "catalog.history",
+    "Incident": "catalog.incidents",
+    "MissingIndex": "refresh.index_advice",
+    "Outcome": "catalog.history",
+    "Repaired": "lifecycle.repair",
+    "RunningJob": "catalog.jobs",
+    "Setting": "config",
+    "StreamTable": "catalog.stream_tables",
+    "StreamTableStatus": "inspect.status",
+    "Verification": "inspect.verify",
+    "connect": "api",
+}
+"""The module of each public name. It is loaded at first use, for every start of the program imports this."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headwater' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"headwater.{_HOMES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
 
-from headwater import config
-from headwater.catalog import history, installed, jobs
+from headwater.catalog import installed, jobs
+from headwater.catalog import settings as catalog_settings
 from headwater.catalog import stream_tables as catalog
-from headwater.catalog.history import BucketLength, HistoryEntry, HistorySum, Outcome
-from headwater.catalog.jobs import RunningJob
+from headwater.catalog.history import Outcome
 from headwater.catalog.stream_tables import EngineName, Mode, StreamTable, TierChoice
-from headwater.config import Setting, Settings
-from headwater.db.connection import (
-    Connection,
-    TryAgain,
-    bound,
-    repeatedly_overtaken,
-    transaction,
-    translated,
-)
-from headwater.db.route import Route
+from headwater.db.connection import bound, transaction
 from headwater.definition.reader import DefinitionReader, definition_oid
 from headwater.engine.select import Dispatch
-from headwater.errors import AlreadyExists, ConnectionFailed, HeadwaterError, NotFound, Suspended
+from headwater.errors import AlreadyExists, ConnectionFailed, NotFound, Suspended
+from headwater.handle import Handle, verb
 from headwater.inspect.explain import Explanation, explain
-from headwater.inspect.overview import Overlook, Overview
-from headwater.inspect.status import StreamTableStatus, statuses
 from headwater.inspect.verify import Verification, verify
-from headwater.install import migrate, privileges, uninstall
-from headwater.install.privileges import Check
+from headwater.install import migrate, uninstall
 from headwater.install.uninstall import Installation
 from headwater.install.upgrade import upgrade
 from headwater.lifecycle.alter import Alteration
@@ -46,9 +31,7 @@ from headwater.lifecycle.drop import Removal
 from headwater.lifecycle.options import Options, altered_options
 from headwater.lifecycle.repair import Repair, Repaired
 from headwater.plan.quoting import literal
-from headwater.refresh import incidents
 from headwater.refresh.decide import Request
-from headwater.refresh.incidents import Incident
 from headwater.refresh.index_advice import MissingIndex, missing_indexes
 from headwater.refresh.intermediates import stored_layers
 from headwater.refresh.transaction import Refresher
@@ -56,29 +39,9 @@ from headwater.refresh.transaction import Refresher
 SWEEPING_INTERVAL = 60.0
 """Seconds after which a long-lived handle looks again for what dead processes left."""
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
-
-def _verb(
-    method: Callable[Concatenate[Headwater, Parameters], Result],
-) -> Callable[Concatenate[Headwater, Parameters], Result]:
-    """Says in our words what the server says where the modules below do not expect it, as that it stops."""
-
-    @functools.wraps(method)
-    def told(handle: Headwater, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
-        try:
-            return method(handle, *arguments, **options)
-        except TryAgain as error:
-            raise repeatedly_overtaken(method.__name__, error) from error
-        except psycopg.Error as error:
-            raise translated(error, method.__name__, HeadwaterError) from error
-
-    return told
-
-
-class Headwater:
-    """A connection to one database with Headwater's verbs. Not for use by several threads at once."""
+class Headwater(Handle):
+    """A connection to one database with all of Headwater's verbs. Not for use by several threads at once."""
 
     def __init__(
         self,
@@ -88,48 +51,18 @@ class Headwater:
         *,
         direct_dsn: str | None = None,
     ) -> None:
-        """`progress` is told what takes a while, such as the start of Spark.
+        """Connects; `progress` is told what takes a while, such as the start of Spark.
 
         `direct_dsn` goes past a pooler, for what needs a session.
         """
-        self._overrides = dict(overrides or {})
-        self._route = Route.given(dsn, direct_dsn, self._overrides, os.environ)
-        self._connection = self._route.connect()
+        super().__init__(dsn, overrides, direct_dsn=direct_dsn)
         self._reader = DefinitionReader(self._connection)
         self._dispatch = Dispatch(self._route, progress)
-        self._applied: Settings | None = None
         self._swept: float | None = None
-        self._overlook = Overlook(self._connection)
-
-    def __enter__(self) -> Headwater:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._connection.close()
-
-    @property
-    def connection(self) -> Connection:
-        """The connection itself, in autocommit; its search_path has no schema of users."""
-        return self._connection
 
     # the catalog
 
-    @_verb
-    def init(self) -> bool:
-        """Installs the catalog; False if it was there already."""
-        return migrate.install(self._connection)
-
-    @_verb
-    def check(self) -> builtins.list[Check]:
-        """Every privilege that Headwater needs here, and whether this role has it."""
-        return privileges.check(self._connection)
-
-    @_verb
+    @verb
     def migrate(self) -> builtins.list[int]:
         """Brings up to date what an older version installed; the versions of the catalog that were applied.
 
@@ -143,7 +76,7 @@ class Headwater:
                 logging.getLogger(__name__).warning("%s", note)
         return applied
 
-    @_verb
+    @verb
     def repair(self) -> builtins.list[Repaired]:
         """Puts right what a restore from a dump or a DROP … CASCADE left; what became of each."""
         state = self._state()
@@ -155,41 +88,22 @@ class Headwater:
         repair = Repair(self._connection, attempts, refresher, creation, Removal(self._connection, attempts))
         return repair.run(restored=state.restored)
 
-    @_verb
+    @verb
     def installation(self) -> Installation:
         """What of Headwater is in the database, also if that is not whole or of another version."""
         return uninstall.find(self._connection)
 
-    @_verb
+    @verb
     def uninstall(self, *, cascade: bool = False) -> builtins.list[str]:
         """Removes everything of Headwater from the database; what that was."""
-        settings = config.resolve(*self._given())[0]
+        settings = catalog_settings.effective(installed.State(None), self._overrides, os.environ)
         with self._route.session_of(self._connection, "uninstall") as session:
             bound(session, settings)
             return uninstall.uninstall(session, settings.lock_attempts, cascade=cascade)
 
-    @_verb
-    def settings(self) -> builtins.list[Setting]:
-        """Every setting with its value and where it came from."""
-        return self._resolved(self._state())[1]
-
-    @_verb
-    def set(self, name: str, value: str) -> None:
-        """Stores a setting in the database."""
-        installed.require_current(self._connection)
-        installed.require_primary(self._connection)
-        stored = config.written(config.checked(name, value))
-        config.check_storable(name)
-        self._connection.execute(
-            "INSERT INTO headwater.setting (name, value) VALUES (%s, %s)"
-            " ON CONFLICT (name) DO UPDATE SET value = excluded.value, changed_at = clock_timestamp(),"
-            " changed_by = current_user",
-            (name.removeprefix(config.PREFIX), stored),
-        )
-
     # stream tables
 
-    @_verb
+    @verb
     def create(
         self,
         name: str,
@@ -223,7 +137,7 @@ class Headwater:
             except NotFound:  # something else has the name
                 raise error from None
 
-    @_verb
+    @verb
     def alter(
         self,
         name: str,
@@ -256,7 +170,7 @@ class Headwater:
         )
         return creation.replace(found, query, options, cascade=cascade)
 
-    @_verb
+    @verb
     def drop(self, name: str, *, cascade: bool = False) -> builtins.list[str]:
         """Drops a stream table; the names of all that went."""
         removal = self._removal()
@@ -264,7 +178,7 @@ class Headwater:
         self._sweep(now=True)  # after it, for what a dead creator left is found by its name, too
         return dropped
 
-    @_verb
+    @verb
     def refresh(
         self, name: str, *, full: bool = False, engine: EngineName | None = None
     ) -> builtins.list[Outcome]:
@@ -275,25 +189,17 @@ class Headwater:
         self._require_resumed(stream_table)
         return refresher.refresh(stream_table, Request(full=full, engine=engine))
 
-    @_verb
+    @verb
     def suspend(self, name: str, reason: str | None = None) -> StreamTable:
         """Has nobody refresh a stream table, nor those that read it, until it is resumed; capture goes on."""
         alteration = self._alteration()
         return alteration.suspend(catalog.find(self._connection, name), reason)
 
-    @_verb
+    @verb
     def resume(self, name: str) -> StreamTable:
         """Lets a suspended stream table be refreshed again, from where it was."""
         alteration = self._alteration()
         return alteration.resume(catalog.find(self._connection, name))
-
-    def drain(self) -> None:
-        """Has the service begin no more refreshes in this database; capture goes on."""
-        self.set("drain", "on")
-
-    def undrain(self) -> None:
-        """Ends drain: the service goes on."""
-        self.set("drain", "off")
 
     def start_spark(self) -> None:
         """Starts Spark in the background, so that what needs it first need not wait."""
@@ -301,25 +207,19 @@ class Headwater:
 
         runtime().start_in_background(self._settings())
 
-    @_verb
-    def cancel(self, name: str) -> builtins.list[RunningJob]:
-        """Ends the refreshes of a stream table that run now; which these are."""
-        installed.require_current(self._connection)
-        return jobs.cancel(self._connection, catalog.find(self._connection, name))
-
-    @_verb
+    @verb
     def verify(self, name: str) -> Verification:
         """Compares a stream table with its query at one snapshot."""
         settings, refresher = self._settings(), self._refresher()
         return verify(self._connection, settings, refresher, self._intact(name))
 
-    @_verb
+    @verb
     def explain(self, name: str) -> Explanation:
         """What a refresh would do, and why."""
         refresher = self._refresher()
         return explain(self._connection, refresher, self._intact(name))
 
-    @_verb
+    @verb
     def missing_indexes(self, name: str) -> builtins.list[MissingIndex]:
         """The indexes on sources that would turn scans of a refresh into look-ups; none is ever created."""
         refresher = self._refresher()
@@ -331,76 +231,7 @@ class Headwater:
             layers = stored_layers(self._connection, found.id, definition)
             return builtins.list(missing_indexes(self._connection, layers))
 
-    @_verb
-    def list(self) -> builtins.list[StreamTableStatus]:
-        """Every stream table."""
-        settings = self._settings()
-        return statuses(self._connection, None, settings)
-
-    @_verb
-    def status(self, name: str) -> StreamTableStatus:
-        """One stream table."""
-        settings = self._settings()
-        found = catalog.find(self._connection, name)
-        return statuses(self._connection, [found.id], settings)[0]
-
-    @_verb
-    def overview(self) -> Overview:
-        """All stream tables and the service at a glance; cheap enough to be asked for each second."""
-        return self._overlook.look(self._settings())
-
-    @_verb
-    def history(self, name: str | None = None, *, limit: int = 20) -> builtins.list[HistoryEntry]:
-        """The latest refreshes, newest first."""
-        installed.require_current(self._connection)
-        stream_table_id = catalog.find(self._connection, name).id if name is not None else None
-        return history.recent(self._connection, stream_table_id, limit)
-
-    @_verb
-    def history_sums(
-        self, name: str | None = None, *, by: BucketLength = "hour", limit: int = 20
-    ) -> builtins.list[HistorySum]:
-        """The latest sums of refreshes by the minute or the hour in which they finished, newest first."""
-        installed.require_current(self._connection)
-        stream_table_id = catalog.find(self._connection, name).id if name is not None else None
-        return history.sums(self._connection, stream_table_id, by, limit)
-
-    @_verb
-    def audits(self, name: str | None = None, *, limit: int = 20) -> builtins.list[Incident]:
-        """The latest incidents, newest first: where a stream table or its plan differed from its query."""
-        installed.require_current(self._connection)
-        stream_table_id = catalog.find(self._connection, name).id if name is not None else None
-        return incidents.recent(self._connection, stream_table_id, limit)
-
     # parts
-
-    def _settings(self, *, writing: bool = False) -> Settings:
-        """The effective settings; those that the session itself has are applied to it."""
-        state = self._state()
-        installed.require_repaired(state)
-        if writing and state.read_only:
-            installed.require_primary(self._connection)
-        return self._applied_settings(state)
-
-    def _applied_settings(self, state: installed.State) -> Settings:
-        settings = config.giving_way(self._resolved(state)[0], state.deadlock_timeout_ms)
-        if settings != self._applied:
-            bound(self._connection, settings)
-            self._applied = settings
-        return settings
-
-    def _state(self) -> installed.State:
-        """The state of the database, whose catalog is of the version that this program knows."""
-        state = installed.read_state(self._connection, sorted(config.RULES))
-        installed.require_version(state.version)
-        return state
-
-    def _resolved(self, state: installed.State) -> tuple[Settings, builtins.list[Setting]]:
-        return config.resolve(*self._given(), ("table", state.stored), ("server", state.server))
-
-    def _given(self) -> builtins.list[tuple[str, Mapping[str, str]]]:
-        """The settings that do not come from the database."""
-        return [("flag", self._overrides), ("environment", config.from_environment(os.environ))]
 
     def _sweep(self, *, now: bool = False) -> None:
         """Clears away what dead processes left: at the start and then once a minute, or now."""

@@ -143,6 +143,7 @@ def storage_of(conn: psycopg.Connection, table: str) -> sql.Identifier:
 # a stream table's life
 
 
+@pytest.mark.smoke
 def test_life_in_text(program: Program, conn: psycopg.Connection) -> None:
     assert "there are no stream tables" in program.run("list").stdout
 
@@ -331,6 +332,7 @@ def test_a_missing_index_is_mentioned(inside: Inside, conn: psycopg.Connection) 
     assert "missing indexes" not in inside.run("explain", "placed").stdout
 
 
+@pytest.mark.smoke
 def test_verify_shows_what_differs(program: Program, inside: Inside, conn: psycopg.Connection) -> None:
     inside.run("create", "revenue", "--query", REVENUE)
     storage = storage_of(conn, "revenue")

@@ -35,7 +35,7 @@ TEXTS = sorted([*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 VIEWS = (
     "stream_tables health refresh_history refresh_stats running_jobs consumers settings"
-    " pg_stat_headwater requests".split()
+    " pg_stat_headwater requests worker_registry worker_jobs".split()
 )
 NAMED = set(re.findall(r"--?[\w-]+|\w+", REFERENCE))
 """Every word and every option in the reference."""
@@ -214,7 +214,8 @@ def _is_error(kind: object) -> bool:
 
 
 def test_reference_names_what_python_offers() -> None:
-    methods = {name for name in vars(headwater.Headwater) if not name.startswith("_")}
+    methods = {name for name in dir(headwater.Headwater) if not name.startswith("_")}
+    assert {"create", "list"} <= methods
     assert methods <= NAMED, methods - NAMED
     results = (Explanation, HistoryEntry, HistorySum, StreamTableStatus, Verification, headwater.Setting)
     names = {field.name for result in results for field in fields(result)}

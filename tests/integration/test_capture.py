@@ -45,6 +45,7 @@ WRITES = {
 }  # fmt: skip
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 def test_a_write_is_captured(hw: Headwater, conn: Connection, write: str) -> None:
     hw.create("sums", SUMS)
@@ -89,6 +90,7 @@ def test_writes_of_a_function_and_of_a_trigger_are_captured(hw: Headwater, conn:
     assert refresh(hw, "st").rows_in == 2
 
 
+@pytest.mark.smoke
 def test_truncate_is_recomputed_with_the_reason(hw: Headwater, conn: Connection) -> None:
     hw.create("sums", SUMS)
     conn.execute("TRUNCATE items")

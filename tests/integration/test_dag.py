@@ -45,6 +45,7 @@ def all_fresh(hw: Headwater, *names: str) -> None:
         assert_fresh(hw, name)
 
 
+@pytest.mark.smoke
 def test_refreshing_the_leaf_refreshes_all_it_reads_in_one_snapshot(hw: Headwater, conn: Connection) -> None:
     create_chain(hw)
     for change in (

@@ -34,6 +34,7 @@ def tables(conn: Connection) -> None:
     conn.execute("INSERT INTO items VALUES (1, 'a', 10), (2, 'a', 20), (3, 'b', 5)")
 
 
+@pytest.mark.smoke
 def test_a_created_stream_table_is_loaded_and_described(hw: Headwater, conn: Connection) -> None:
     created = hw.create(
         "by_kind", "SELECT kind, sum(price) AS total FROM items GROUP BY kind;", schedule="5m"
@@ -64,6 +65,7 @@ def test_the_search_path_of_the_user_decides_names(dsn: str, conn: Connection) -
     assert contents(conn, "shop.st") == {"(42)": 1}
 
 
+@pytest.mark.smoke
 def test_dropping_the_last_stream_table_leaves_the_database_as_it_was(
     hw: Headwater, conn: Connection
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_view_of_the_user_that_reads_it_is_dropped_only_by_cascade(hw: Headwat
     assert value(conn, "SELECT to_regclass('mine')") is None
 
 
+@pytest.mark.smoke
 def test_the_mode_can_be_changed_back_and_forth(hw: Headwater, conn: Connection) -> None:
     hw.create("st", "SELECT kind, count(*) AS n, avg(price) AS mean FROM items GROUP BY kind")
     conn.execute("INSERT INTO items VALUES (4, 'c', 1)")

@@ -30,7 +30,15 @@ QUESTIONS = re.findall(
 WATCHED = (
     *(
         f"TABLE headwater.{view}"
-        for view in ("stream_tables", "refresh_history", "refresh_stats", "running_jobs", "consumers")
+        for view in (
+            "stream_tables",
+            "refresh_history",
+            "refresh_stats",
+            "running_jobs",
+            "consumers",
+            "worker_registry",
+            "worker_jobs",
+        )
     ),
     "TABLE headwater.pg_stat_headwater",
     "TABLE headwater.requests",
@@ -293,14 +301,26 @@ def test_what_the_scheduler_does(conn: Connection) -> None:
 # workers and jobs
 
 
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [
+        ("worker_registry", "worker_id hostname pid started_at last_heartbeat status capabilities"),
+        ("worker_jobs", "stream_table_id assigned_at heartbeat_at worker_id"),
+    ],
+)
+def test_workers_and_jobs_have_names_that_operators_know(conn: Connection, table: str, names: str) -> None:
+    described = conn.execute(statement(f"TABLE headwater.{table}")).description or []
+    assert {column.name for column in described} >= set(names.split())
+
+
 def test_the_pool(conn: Connection) -> None:
     pool = the_row(conn, "SELECT * FROM headwater.worker_pool_status()")
     assert (pool["active_workers"], pool["max_workers"], pool["per_db_cap"]) == (0, 0, 0)
     tick(conn)
     conn.execute(
         "INSERT INTO headwater.worker_registry"
-        " (worker_id, kind, host_name, pid, backend_pid, capacity, status, heartbeat_at)"
-        " SELECT gen_random_uuid(), kind, 'here', 1, 1, 3, 'running', clock_timestamp() - late"
+        " (worker_id, kind, hostname, pid, backend_pid, capacity, status, last_heartbeat)"
+        " SELECT gen_random_uuid(), kind, 'here', 1, 1, 3, 'active', clock_timestamp() - late"
         " FROM (VALUES ('scheduler', interval '0'), ('worker', '1s'), ('worker', '20s'), ('worker', '31s'))"
         " AS w (kind, late)"
     )
@@ -316,7 +336,7 @@ def test_jobs_of_the_last_seconds(hw: Headwater, conn: Connection) -> None:
     made = hw.create("sums", SUMS)
     conn.execute(
         "INSERT INTO headwater.worker_jobs (stream_table_id, members, status, attempt, engine, queued_at,"
-        " started_at, finished_at, error)"
+        " assigned_at, finished_at, error)"
         " SELECT CASE status WHEN 'FAILED' THEN 99 ELSE %(id)s END, ARRAY[%(id)s], status, attempt,"
         " 'postgres', now() - queued, now() - started, now() - finished, error"
         " FROM (VALUES ('COMPLETED', 1, interval '10min 2s', interval '10min 1s', interval '10min', NULL),"

@@ -60,6 +60,7 @@ def captured(conn: Connection, table: str) -> set[int]:
     return {row[0] for row in rows}
 
 
+@pytest.mark.smoke
 @pytest.mark.differential
 def test_definition_capture_frontier_and_history_follow(hw: Headwater, conn: Connection) -> None:
     made = hw.create("st", "SELECT id, price FROM items")

@@ -62,6 +62,7 @@ def next_step() -> Migration:
     )
 
 
+@pytest.mark.smoke
 def test_the_schema_equals_its_migrations(empty: Headwater, dsn: str) -> None:
     with headwater.connect(dsn) as installed:
         installed.init()
@@ -186,3 +187,18 @@ def test_a_step_alone_does_not_install(empty: Headwater, next_step: Migration) -
     with pytest.raises(NotInstalled):
         migrate.migrate(empty.connection, steps=[next_step])
     assert introspect(empty.connection)["schemas"] == set()
+
+
+def test_a_worker_that_is_registered_is_active_after_the_new_names(empty: Headwater) -> None:
+    names = [migration.name for migration in migrations()]
+    before = migrations()[: names.index("operator_names")]
+    migrate.migrate(empty.connection, steps=before)
+    empty.connection.execute(
+        "INSERT INTO headwater.worker_registry"
+        " (worker_id, kind, host_name, pid, backend_pid, capacity, status)"
+        " VALUES (gen_random_uuid(), 'worker', 'far', 1, 2, 3, 'running'),"
+        " (gen_random_uuid(), 'worker', 'near', 4, 5, 6, 'draining')"
+    )
+    empty.migrate()
+    found = empty.connection.execute("SELECT hostname, status FROM headwater.worker_registry ORDER BY pid")
+    assert found.fetchall() == [("far", "active"), ("near", "draining")]

@@ -13,7 +13,7 @@ from tests.integration.support import change_rows, in_background, refresh, value
 
 import headwater
 from headwater import Headwater
-from headwater.capture import triggers
+from headwater.capture.buffers import CHANGES
 from headwater.catalog import installed
 from headwater.catalog.installed import migrations
 from headwater.db import scratch
@@ -100,7 +100,7 @@ def test_a_function_of_another_version_is_replaced_without_a_lock(
                 "CREATE OR REPLACE FUNCTION {}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
                 " SET search_path = pg_catalog, pg_temp AS {}"
             ).format(
-                psycopg.sql.Identifier(triggers.CHANGES, f"capture_{oid}"),
+                psycopg.sql.Identifier(CHANGES, f"capture_{oid}"),
                 psycopg.sql.Literal(body.as_string(None)),
             )
         )

@@ -16,8 +16,7 @@ from tests.service.test_scheduler import BY_REGION, ORDERS, fresh
 from headwater import Headwater
 from headwater.catalog import stream_tables as catalog
 from headwater.inspect import audit
-from headwater.service.audits import Audited
-from headwater.service.scheduler import Scheduler
+from headwater.service.audits import Audited, tell_audited
 
 Connection = psycopg.Connection[Any]
 AUDITED = "SELECT count(*) FROM headwater.audit WHERE audited_at IS NOT NULL"
@@ -96,14 +95,13 @@ def test_a_large_one_takes_several_turns(
     """With a budget that each slice uses up, the service takes as many turns as there are slices."""
     monkeypatch.setattr(audit, "SLICE_ROWS", 50)
     told: list[int] = []
-    tell = Scheduler._tell_audited
 
-    def telling(self: Scheduler, audited: Audited) -> None:
+    def telling(database: str, audited: Audited) -> None:
         assert audited.turn is not None
         told.append(audited.turn.slices)
-        tell(self, audited)
+        tell_audited(database, audited)
 
-    monkeypatch.setattr(Scheduler, "_tell_audited", telling)
+    monkeypatch.setattr("headwater.service.scheduler.tell_audited", telling)
     conn.execute("CREATE TABLE many AS SELECT n AS id, n % 7 AS v FROM generate_series(1, 230) n")
     hw.create("st", "SELECT id, v FROM many")
     conn.execute("UPDATE headwater.stream_table SET created_at = created_at - interval '3 days'")

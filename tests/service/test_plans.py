@@ -122,7 +122,7 @@ VALUES: dict[str, Any] = {
     "given_up": "given up",
     "hint": "",
     "hour_retention": "21d",
-    "host_name": "here",
+    "hostname": "here",
     "id": 1,
     "ids": [1, 2, 3],
     "instead": "instead%",
@@ -201,12 +201,12 @@ OWN_VALUES: dict[tuple[str, str], dict[str, Any]] = {
         "jobs": Jsonb(
             [
                 {"id": 10**9 + n, "stream_table_id": n, "members": [n], "status": "RUNNING",
-                 "queued_at": "2026-01-01", "started_at": "2026-01-01"}
+                 "queued_at": "2026-01-01", "assigned_at": "2026-01-01"}
                 for n in range(1, 9)
             ]
         )
     },
-    ("service", "beat"): {"status": "running"},
+    ("service", "beat"): {"status": "active"},
     ("service", "finish"): {"status": "COMPLETED"},
     ("service", "bury"): {"timeout": "30s"},
     # What is asked of all of them, as once in a minute.
@@ -274,7 +274,7 @@ def grow(conn: Connection) -> None:
         number | {"sums": SUMS},
     )
     conn.execute(
-        "INSERT INTO headwater.worker_jobs (stream_table_id, members, status, worker_id, started_at,"
+        "INSERT INTO headwater.worker_jobs (stream_table_id, members, status, worker_id, assigned_at,"
         " heartbeat_at, finished_at) SELECT n %% %(n)s + 1, ARRAY[n %% %(n)s + 1],"
         " CASE WHEN n %% 50 = 0 THEN 'FAILED' ELSE 'COMPLETED' END, %(worker)s,"
         " clock_timestamp(), clock_timestamp(), clock_timestamp() - n * interval '30 milliseconds'"

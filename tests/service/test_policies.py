@@ -18,8 +18,8 @@ from tests.service.test_scheduler import BY_REGION, ORDERS, fresh
 from headwater import Headwater
 from headwater.embedded import Server
 from headwater.service.launcher import shares
+from headwater.service.protocol import Demand
 from headwater.service.queue import Membership
-from headwater.service.scheduler import Demand
 
 Connection = psycopg.Connection[Any]
 __all__ = ["own_server"]

@@ -27,6 +27,7 @@ def fresh(hw: Headwater, *names: str) -> bool:
     return all(stored == wanted for stored, wanted in (stored_and_wanted(hw, name) for name in names))
 
 
+@pytest.mark.smoke
 def test_what_is_written_is_seen(hw: Headwater, conn: Connection, schedule: StartScheduler) -> None:
     conn.execute(ORDERS)
     hw.create("by_region", BY_REGION, schedule="100ms")
@@ -233,6 +234,7 @@ def test_stopping_finishes_what_runs(
     assert value(conn, "SELECT count(*) FROM headwater.worker_registry") == 0
 
 
+@pytest.mark.smoke
 def test_what_is_asked_for_in_sql_is_done(hw: Headwater, conn: Connection, schedule: StartScheduler) -> None:
     conn.execute(ORDERS)
     schedule()

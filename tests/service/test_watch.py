@@ -36,7 +36,7 @@ def test_the_service_and_its_workers(
     eventually(lambda: told(hw).ticks > first.ticks)
     assert told(hw).ticked_at > first.ticked_at
     [found] = hw.overview().workers
-    assert (found.pid, found.capacity, found.status) == (worker.pid, 3, "running")
+    assert (found.pid, found.capacity, found.status) == (worker.pid, 3, "active")
 
     # what waits for a refresh that cannot go on is seen to wait, and the refresh to run
     with psycopg.connect(dsn) as blocker:

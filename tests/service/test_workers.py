@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -127,6 +128,25 @@ def test_a_paused_worker_cannot_commit(
     assert value(conn, "SELECT n FROM by_region") == 1
     conn.execute("INSERT INTO orders VALUES (2, 'north', 5)")
     eventually(lambda: fresh(hw, "by_region"))
+
+
+def test_operators_see_workers_and_their_jobs_by_the_names_they_know(dsn: str, conn: Connection) -> None:
+    with open_connection(dsn) as connection:
+        membership = Membership(connection, "worker", 2, {"engines": ["postgres"]})
+        External(connection).enqueue([7])
+        job = membership.claim(None)
+        assert job is not None
+        registered = (
+            "SELECT hostname, pid, status, last_heartbeat >= started_at FROM headwater.worker_registry"
+        )
+        assert conn.execute(registered).fetchone() == (socket.gethostname(), os.getpid(), "active", True)
+        assigned = (
+            "SELECT stream_table_id, worker_id, assigned_at >= queued_at, heartbeat_at >= assigned_at"
+            " FROM headwater.worker_jobs"
+        )
+        assert conn.execute(assigned).fetchone() == (7, membership.worker_id, True, True)
+        membership.beat([job.id], draining=True)
+        assert value(conn, "SELECT status FROM headwater.worker_registry") == "draining"
 
 
 def test_a_job_that_nobody_claims_is_done_in_process(

@@ -64,14 +64,14 @@ SERVICE = ServiceStatus(
 )
 WORKER = WorkerStatus(
     worker_id="00000000-0000-0000-0000-000000000001",
-    host_name="far",
+    hostname="far",
     pid=42,
     status="draining",
     capacity=3,
     jobs=1,
     spark_master="local[*]",
     started_at=NOW,
-    heartbeat_at=NOW,
+    last_heartbeat=NOW,
 )
 
 

@@ -27,8 +27,9 @@ Kind = Literal["in-process", "external"]
 KINDS: tuple[Kind, ...] = ("in-process", "external")
 
 JOBS = """
-SELECT extract(epoch FROM started_at - %(began)s)::float8, extract(epoch FROM finished_at - %(began)s)::float8
-FROM headwater.worker_jobs WHERE finished_at > %(began)s AND started_at IS NOT NULL
+SELECT extract(epoch FROM assigned_at - %(began)s)::float8,
+       extract(epoch FROM finished_at - %(began)s)::float8
+FROM headwater.worker_jobs WHERE finished_at > %(began)s AND assigned_at IS NOT NULL
 """
 
 

@@ -25,7 +25,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.api import Headwater
 from headwater.catalog import jobs
-from headwater.config import Settings, resolve
 from headwater.db.connection import PINNED_SETTINGS, Connection, connect, one
 from headwater.db.scratch import statement
 from headwater.embedded import find_installations
@@ -96,7 +95,7 @@ def read(
     from headwater.engine.spark.runtime.workload import bulk_work
     from headwater.engine.spark.transport.read import Transport, bulk_frame, ctid_ranges
 
-    session = runtime().session(_settings(hw), progress)
+    session = runtime().session(hw.effective_settings(), progress)
     jdbc = baseline.jdbc_usable(session, dsn)
     with _schema(hw.connection), connect(dsn) as own, bulk_work(session):
         progress(f"loading {rows:,} rows")
@@ -155,7 +154,7 @@ def write(
     from headwater.engine.spark.runtime.workload import bulk_work
     from headwater.engine.spark.transport.write import write_by_tasks
 
-    session = runtime().session(_settings(hw), progress)
+    session = runtime().session(hw.effective_settings(), progress)
     jdbc = baseline.jdbc_usable(session, dsn)
     columns = _columns()
     with _schema(hw.connection), _job(hw, dsn) as job, bulk_work(session), _directory() as directory:
@@ -267,10 +266,6 @@ def _columns() -> list[Column]:
     from headwater.engine.spark.transport.wire import Column
 
     return [Column(f"c{number}", kind) for number, kind in enumerate(_KINDS)]
-
-
-def _settings(hw: Headwater) -> Settings:
-    return resolve(("flag", {item.name: item.value for item in hw.settings()}))[0]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The change tables between capture and refresh: what is pending, what is staged, what can go.
+"""The change tables between capture and refresh: what is pending, and what can go.
 
 A refresh consumes the change rows whose transaction is visible in its own snapshot and not in the frontier
 of its stream table. Its transaction is REPEATABLE READ, so the first half is the server's own visibility; the
@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from headwater.capture.triggers import CHANGES, XID_NUMBER
 from headwater.catalog.stream_tables import CatalogSource, Frontier
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.scratch import statement
-from headwater.plan.operators import Source
 from headwater.plan.quoting import identifier, literal
-from headwater.plan.render import WEIGHT, Column, consolidated_sql
 
+CHANGES = "headwater_changes"
+"""The schema of the change tables."""
+XID_NUMBER = "(xid::text::bigint)"
+"""The transaction of a change row as a number, which the index on a change table is on."""
 SMALLEST_ROW = 44
 """Bytes that a change row takes at least: its pointer, its header, transaction, node and weight."""
 
@@ -77,42 +78,6 @@ def pending(
         )
     rows = connection.execute(statement(" UNION ALL ".join(parts)))
     return {relation: Pending(*found) for relation, *found in rows}
-
-
-def changes_sql(
-    source: Source, columns: Sequence[str], change_table: str, frontier: Frontier, rows: int | None = None
-) -> str:
-    """The change rows of a source since a frontier, in the source's own columns and types.
-
-    Their number, where it is known, tells who plans the statement how few they are.
-    """
-    casts = [
-        f"{column.change_column}"
-        + (f"::{column.type.sql}" if column.type.sql != column.type.base else "")
-        + f" AS {identifier(column.name)}"
-        for column in map(source.column, columns)
-    ]
-    listed = "".join(f"{cast}, " for cast in casts)
-    limit = f" LIMIT {rows}" if rows is not None else ""
-    return (
-        f"SELECT {listed}w AS {WEIGHT}, ctid FROM {change_table_sql(change_table)}"
-        f" WHERE {window(frontier)}{limit}"
-    )
-
-
-def staging_sql(
-    source: Source,
-    columns: Sequence[str],
-    change_table: str,
-    frontier: Frontier,
-    condition: str | None,
-    rows: int | None = None,
-) -> str:
-    """The consolidated change of a source since a frontier, of the rows that meet a condition."""
-    changes = changes_sql(source, columns, change_table, frontier, rows)
-    if condition is not None:
-        changes = f"SELECT * FROM ({changes}) AS c WHERE {condition}"
-    return consolidated_sql(changes, [Column(name, source.column(name).type) for name in columns])
 
 
 def remove_consumed(connection: Connection, sources: Sequence[CatalogSource]) -> None:

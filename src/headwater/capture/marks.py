@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from psycopg import sql
 
-from headwater.capture.triggers import CHANGES
+from headwater.capture.buffers import CHANGES
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.scratch import statement

@@ -52,17 +52,15 @@ from typing import NamedTuple
 
 from psycopg import sql
 
+from headwater.capture.buffers import CHANGES, XID_NUMBER
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.scratch import identify_by_row
 from headwater.plan.operators import Source, SourceColumn
 
-CHANGES = "headwater_changes"
 MOVES = "headwater_capture_move"
 GUARDS = "headwater_defs"
 """Where the views are by which the server keeps captured columns as they are."""
-XID_NUMBER = "(xid::text::bigint)"
-"""The transaction of a change row as a number, which the index on a change table is on."""
 MOST_INLINE = 8_000
 """Bytes that a change row may take at most: a little less than a page."""
 EVENTS = {

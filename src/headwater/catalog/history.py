@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
 
+from headwater.catalog.choices import BucketLength
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 
 Action = Literal["load", "delta", "recompute", "nothing"]
-BucketLength = Literal["minute", "hour"]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from importlib.resources import files
 
 import psycopg
 
+from headwater import config
 from headwater.db.connection import Connection, one, translated
 from headwater.db.queries import query
 from headwater.errors import (
@@ -85,10 +86,10 @@ class State:
     deadlock_timeout_ms: int = 0  # of the server
 
 
-def read_state(connection: Connection, names: list[str]) -> State:
-    """The state of this database, with the server's own settings among these names."""
+def read_state(connection: Connection) -> State:
+    """The state of this database."""
     try:
-        return State(*one(connection, query("install", "state"), {"names": names}))
+        return State(*one(connection, query("install", "state"), {"names": sorted(config.RULES)}))
     except (
         psycopg.errors.UndefinedTable,
         psycopg.errors.UndefinedColumn,
@@ -106,7 +107,7 @@ def require_current(connection: Connection) -> None:
 
 def require_ready(connection: Connection) -> None:
     """Raises unless the catalog is there in the version that this program knows, and of this database."""
-    state = read_state(connection, [])
+    state = read_state(connection)
     require_version(state.version)
     require_repaired(state)
 

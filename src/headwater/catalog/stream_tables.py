@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Literal
 
+from headwater.catalog.choices import EngineName as EngineName
+from headwater.catalog.choices import Mode as Mode
+from headwater.catalog.choices import Tier as Tier
+from headwater.catalog.choices import TierChoice as TierChoice
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.errors import Broken, InvalidName, NotFound
 
-Mode = Literal["auto", "differential", "full"]
-EngineName = Literal["auto", "postgres", "spark"]
 Status = Literal["initializing", "active", "suspended"]
 Fault = Literal["source", "definition", "view", "storage", "replaced", "changes", "capture"]
-Tier = Literal["hot", "warm", "cold", "frozen"]
-TierChoice = Literal["auto", Tier]
-"""`auto` is no tier of its own: the service goes by how often the sources change."""
 
 
 @dataclass(frozen=True, kw_only=True)

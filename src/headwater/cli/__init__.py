@@ -11,17 +11,10 @@ import sys
 import traceback
 
 import click
-import psycopg
 
-from headwater.cli import bench as bench
-from headwater.cli import bench_service as bench_service
-from headwater.cli import inspect as inspect
-from headwater.cli import serve as serve
-from headwater.cli import setup as setup
-from headwater.cli import stream_tables as stream_tables
 from headwater.cli.group import cli
 from headwater.cli.invocation import Invocation
-from headwater.db.connection import translated
+from headwater.cli.verb import loaded
 from headwater.errors import HeadwaterError
 
 __all__ = ["main"]
@@ -63,11 +56,9 @@ def run(arguments: list[str], invocation: Invocation) -> int:
         _report(invocation, error)
         return 1
     except Exception as error:
-        if isinstance(error, psycopg.Error) and (
-            error.sqlstate or isinstance(error, psycopg.OperationalError)
-        ):
-            # What the server says where the modules below do not expect it, such as that it shuts down.
-            _report(invocation, translated(error, "the server reports an error", HeadwaterError))
+        told: HeadwaterError | None = loaded("failures:server_error")(error)
+        if told is not None:
+            _report(invocation, told)
             return 1
         name = type(error).__name__
         hint = "" if invocation.debug else "this is a defect; --debug shows the traceback to report with it"

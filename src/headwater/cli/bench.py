@@ -2,119 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
-
-import click
+from typing import Any, Literal
 
 from headwater.api import Headwater
-from headwater.cli import document, show
-from headwater.cli.group import cli
+from headwater.bench import capture as capturing
+from headwater.bench import delta as deltas
+from headwater.bench import plot as draw
+from headwater.bench import start as starting
+from headwater.bench import tpch as tpc_h
+from headwater.bench import transfer
+from headwater.bench.server import bench_database
+from headwater.cli import document
 from headwater.cli.invocation import Invocation
-from headwater.cli.options import Function, debug_option, format_option, private_dsn_option, spark_options
-
-plot_option = click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Draw the figures into this file: .svg, .png or .pdf.",
-)
+from headwater.cli.output import present
+from headwater.cli.show import measurements as show
 
 
-@cli.group()
-def bench() -> None:
-    """Measure Headwater against baselines in the same run.
-
-    On a private PostgreSQL, or in a schema of the database that --dsn names, which is removed again.
-
-    \b
-    Example: headwater bench delta --rows 100000 --plot delta.svg
-    """
-
-
-def bench_options(function: Function) -> Function:
-    return plot_option(spark_options(private_dsn_option(format_option(debug_option(function)))))
-
-
-@bench.command("delta")
-@click.option("--rows", type=click.IntRange(min=1), multiple=True, help="Rows of the table; may be repeated.")
-@click.option(
-    "--changes", type=click.IntRange(min=1), multiple=True, help="Rows that change; may be repeated."
-)
-@click.option("--repetitions", type=click.IntRange(min=1), default=5, show_default=True, help="How often.")
-@bench_options
-@click.pass_obj
-def bench_delta(
+def delta(
     invocation: Invocation,
     rows: tuple[int, ...],
     changes: tuple[int, ...],
     repetitions: int,
     plot: Path | None,
 ) -> None:
-    """Measure deltas in PostgreSQL and on Spark against recomputing.
-
-    \b
-    Example: headwater bench delta --rows 1000000 --changes 1 --changes 10000
-    """
-    from headwater.bench import delta
-    from headwater.bench.server import bench_database
-
+    """Measures deltas of some sizes on both engines."""
     with bench_database(invocation.dsn, invocation.tell) as dsn:
-        settings = {**invocation.settings, "max_buffer_rows": str(delta.BUFFER_ROWS)}
+        settings = {**invocation.settings, "max_buffer_rows": str(deltas.BUFFER_ROWS)}
         with Headwater(dsn, settings, invocation.tell) as hw:
             hw.init()
             found = list(
-                delta.measure(
+                deltas.measure(
                     hw,
-                    sizes=rows or delta.SIZES,
-                    changes=changes or delta.CHANGES,
+                    sizes=rows or deltas.SIZES,
+                    changes=changes or deltas.CHANGES,
                     repetitions=repetitions,
                     progress=invocation.tell,
                 )
             )
     if plot is not None:
-        from headwater.bench.plot import deltas
-
-        deltas(found, plot)
-    invocation.present({"figure": "delta", "measurements": found}, show.deltas(found))
+        draw.deltas(found, plot)
+    present(invocation, {"figure": "delta", "measurements": found}, show.deltas(found))
 
 
-@bench.command("capture")
-@click.option(
-    "--rows", type=click.IntRange(min=1), default=100_000, show_default=True, help="Rows of each table."
-)
-@click.option(
-    "--bulk", type=click.IntRange(min=1), default=10_000, show_default=True, help="Rows written at once."
-)
-@click.option("--repetitions", type=click.IntRange(min=1), default=15, show_default=True, help="How often.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0),
-    default=5,
-    show_default=True,
-    help="Length of a round of TPC-B; 0 leaves it out.",
-)
-@plot_option
-@private_dsn_option
-@format_option
-@debug_option
-@click.pass_obj
-def bench_capture(
+def capture(
     invocation: Invocation, rows: int, bulk: int, repetitions: int, seconds: float, plot: Path | None
 ) -> None:
-    """Measure what capture costs a writer against a bare table.
-
-    Statements of one row and of many, and TPC-B by several clients, on tables with 0, 1 and 5 stream tables.
-
-    \b
-    Example: headwater bench capture --plot capture.svg
-    """
-    from headwater.bench import capture
-    from headwater.bench.server import bench_database
-
+    """Measures writers on captured and on bare tables."""
     with bench_database(invocation.dsn, invocation.tell, fsync=True) as dsn:
         with Headwater(dsn) as hw:
             hw.init()
-            found = capture.measure(
+            found = capturing.measure(
                 hw,
                 dsn,
                 rows=rows,
@@ -124,35 +63,11 @@ def bench_capture(
                 progress=invocation.tell,
             )
     if plot is not None:
-        from headwater.bench.plot import captures
-
-        captures(found, plot)
-    invocation.present({"figure": "capture", **document.plain(found)}, show.captures(found))
+        draw.captures(found, plot)
+    present(invocation, {"figure": "capture", **document.plain(found)}, show.captures(found))
 
 
-@bench.command("tpch")
-@click.option(
-    "--scale",
-    type=click.FloatRange(min=0, min_open=True),
-    default=0.01,
-    show_default=True,
-    help="Size of the data; at 1 there are 6,000,000 lineitems.",
-)
-@click.option(
-    "--change",
-    type=click.FloatRange(min=0, max=100, min_open=True),
-    multiple=True,
-    help="Percent of the rows that change; may be repeated.",
-)
-@click.option("--queries", type=click.IntRange(1, 22), multiple=True, help="A query; may be repeated.")
-@click.option("--no-indexes", is_flag=True, help="Leave out the indexes on foreign keys.")
-@click.option("--repetitions", type=click.IntRange(min=1), default=3, show_default=True, help="How often.")
-@plot_option
-@private_dsn_option
-@format_option
-@debug_option
-@click.pass_obj
-def bench_tpch(
+def tpch(
     invocation: Invocation,
     scale: float,
     change: tuple[float, ...],
@@ -161,108 +76,68 @@ def bench_tpch(
     repetitions: int,
     plot: Path | None,
 ) -> int:
-    """Measure refreshes of TPC-H's queries against recomputing.
-
-    Recomputing is the refresh of a stream table in mode full, and REFRESH MATERIALIZED VIEW, of the same
-    query after the same change. The exit code is 1 if a stream table differs from its query.
-
-    \b
-    Example: headwater bench tpch --scale 0.1 --change 0.1 --change 1 --queries 1 --queries 3
-    """
-    from headwater.bench import delta, tpch
-    from headwater.bench.server import bench_database
-
+    """Measures the queries of TPC-H; 1 if a stream table differs from its query."""
     with bench_database(invocation.dsn, invocation.tell) as dsn:
-        settings = {"max_buffer_rows": str(delta.BUFFER_ROWS)}
+        settings = {"max_buffer_rows": str(deltas.BUFFER_ROWS)}
         with Headwater(dsn) as hw:
             hw.init()
-        found = tpch.measure(
+        found = tpc_h.measure(
             lambda: Headwater(dsn, settings),
             scale=scale,
-            percents=sorted(set(change)) or tpch.PERCENTS,
+            percents=sorted(set(change)) or tpc_h.PERCENTS,
             numbers=sorted(set(queries)) or None,
             repetitions=repetitions,
             indexes=not no_indexes,
             progress=invocation.tell,
         )
     if plot is not None:
-        from headwater.bench.plot import tpch as draw
-
-        draw(found, scale, plot)
-    means = tpch.means(found)
-    invocation.present(
-        {"figure": "tpch", "scale": scale, "measurements": found, "means": means}, show.tpch(found, means)
-    )
+        draw.tpch(found, scale, plot)
+    means = tpc_h.means(found)
+    written = {"figure": "tpch", "scale": scale, "measurements": found, "means": means}
+    present(invocation, written, show.tpch(found, means))
     return int(not all(item.equal for item in found))
 
 
-def transfer_options(function: Function) -> Function:
-    for option in (
-        click.option(
-            "--repetitions", type=click.IntRange(min=1), default=3, show_default=True, help="How often."
-        ),
-        click.option("--tasks", type=click.IntRange(min=1), multiple=True, help="Tasks; may be repeated."),
-        click.option(
-            "--rows", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="How many rows."
-        ),
-    ):
-        function = option(function)
-    return function
+def read(invocation: Invocation, **given: Any) -> None:
+    """Measures reading into Spark."""
+    _transfer(invocation, "read", transfer.read, **given)
 
 
-@bench.command("read")
-@transfer_options
-@bench_options
-@click.pass_obj
-def bench_read(
-    invocation: Invocation, rows: int, tasks: tuple[int, ...], repetitions: int, plot: Path | None
-) -> None:
-    """Measure reading into Spark against bare COPY and Spark's JDBC source.
-
-    \b
-    Example: headwater bench read --rows 5000000 --spark-conf spark.jars=postgresql.jar
-    """
-    _transfer(invocation, "read", rows, tasks, repetitions, plot)
-
-
-@bench.command("write")
-@transfer_options
-@bench_options
-@click.pass_obj
-def bench_write(
-    invocation: Invocation, rows: int, tasks: tuple[int, ...], repetitions: int, plot: Path | None
-) -> None:
-    """Measure writing from Spark against bare COPY and Spark's JDBC sink.
-
-    \b
-    Example: headwater bench write --spark-conf spark.jars=postgresql.jar --plot write.svg
-    """
-    _transfer(invocation, "write", rows, tasks, repetitions, plot)
+def write(invocation: Invocation, **given: Any) -> None:
+    """Measures writing from Spark."""
+    _transfer(invocation, "write", transfer.write, **given)
 
 
 def _transfer(
     invocation: Invocation,
     direction: Literal["read", "write"],
+    measure: Callable[..., transfer.Transfers],
+    *,
     rows: int,
-    tasks: tuple[int, ...],
+    tasks: Sequence[int],
     repetitions: int,
     plot: Path | None,
 ) -> None:
-    from headwater.bench import transfer
-    from headwater.bench.server import bench_database
-
     counts = sorted(set(tasks)) or transfer.TASKS
     # So many tasks at once, also where there are fewer cores.
     given = {"spark_master": f"local[{max(counts)}]", **invocation.settings}
     with bench_database(invocation.dsn, invocation.tell) as dsn:
         with Headwater(dsn, given, invocation.tell) as hw:
             hw.init()
-            found = (transfer.read if direction == "read" else transfer.write)(
+            found = measure(
                 hw, dsn, rows=rows, tasks=counts, repetitions=repetitions, progress=invocation.tell
             )
     if plot is not None:
-        from headwater.bench.plot import transfers
+        draw.transfers(found.measurements, direction, plot)
+    written = {"figure": direction, "measurements": found.measurements, "notes": found.notes}
+    present(invocation, written, show.transfers(found))
 
-        transfers(found.measurements, direction, plot)
-    document_ = {"figure": direction, "measurements": found.measurements, "notes": found.notes}
-    invocation.present(document_, show.transfers(found))
+
+def start(invocation: Invocation, repetitions: int) -> None:
+    """Measures starts of the program."""
+    with bench_database(invocation.dsn, invocation.tell) as dsn:
+        with Headwater(dsn) as hw:
+            hw.init()
+            found = starting.measure(hw, dsn, repetitions=repetitions, progress=invocation.tell)
+    measured = [{**document.plain(item), "against_baseline": item.against_baseline} for item in found]
+    present(invocation, {"figure": "start", "measurements": measured}, show.starts(found))

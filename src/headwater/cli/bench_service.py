@@ -5,77 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
 from rich.console import Group, RenderableType
 
 from headwater.api import Headwater
+from headwater.bench import plot as draw
+from headwater.bench import service
+from headwater.bench.server import bench_database
+from headwater.bench.service import Part, ServiceCosts
+from headwater.bench.service_latency import GraphCost, Latency
+from headwater.bench.service_pool import PoolRun
+from headwater.bench.service_scale import ScaleCosts
 from headwater.cli import document
-from headwater.cli.bench import bench, plot_option
 from headwater.cli.invocation import Invocation
-from headwater.cli.options import debug_option, format_option, private_dsn_option
-from headwater.cli.show import NOTHING, heading, lines, milliseconds, table
+from headwater.cli.output import present
+from headwater.cli.show.values import NOTHING, heading, lines, milliseconds, table
 
-if TYPE_CHECKING:
-    from headwater.bench.service import Part, ServiceCosts
-    from headwater.bench.service_latency import GraphCost, Latency
-    from headwater.bench.service_pool import PoolRun
-    from headwater.bench.service_scale import ScaleCosts
-
-PARTS = ("scale", "graphs", "latency", "workers")
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDEST = 100
 """Seconds that fit into one line of a chart; more are drawn two or more to a column."""
 
 
-class _Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers above 0, separated by commas."""
-
-    name = "N,…"
-
-    def __init__(self, kind: type[int] | type[float]) -> None:
-        self._kind = kind
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(self._kind(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 1,5", param, ctx)
-        if min(numbers) <= 0:
-            self.fail(f"{value!r} has a number that is not above 0", param, ctx)
-        return numbers
-
-
-@bench.command("service")
-@click.option(
-    "--stream-tables",
-    type=_Numbers(int),
-    help="Stream tables in one database; 1000,5000 unless told.",
-)
-@click.option(
-    "--changed", type=_Numbers(float), help="Percent of their sources that change; 0.2,1,5 unless told."
-)
-@click.option("--seconds", type=click.FloatRange(min=1), help="Of rest; 30 unless told.")
-@click.option("--depths", type=_Numbers(int), help="Of chains; 10,50 unless told.")
-@click.option(
-    "--samples", type=click.IntRange(min=1), help="From commit to visible, this often; 200 unless told."
-)
-@click.option("--workers", type=_Numbers(int), help="Sizes of the pool; 4,8,16 unless told.")
-@click.option(
-    "--only", "parts", type=click.Choice(PARTS), multiple=True, help="Only this part; may be repeated."
-)
-@click.option("--short", is_flag=True, help="Few stream tables, once each: whether it works, not how fast.")
-@click.option("--keep", is_flag=True, help="Leave the many stream tables in the database of --dsn.")
-@plot_option
-@private_dsn_option
-@format_option
-@debug_option
-@click.pass_obj
 def bench_service(
     invocation: Invocation,
     /,
@@ -85,17 +36,7 @@ def bench_service(
     plot: Path | None,
     **given: Any,
 ) -> int:
-    """Measure the service: many stream tables, graphs, latency, workers.
-
-    Creating thousands of stream tables takes most of the time; with --keep the next run finds them. The exit
-    code is 1 if a stream table differs from its query in the end.
-
-    \b
-    Example: headwater bench service --stream-tables 200,1000 --workers 2,4 --plot service.png
-    """
-    from headwater.bench import service
-    from headwater.bench.server import bench_database
-
+    """Measures the service; 1 if a stream table differs from its query in the end."""
     sizes = replace(
         service.SHORT if short else service.Sizes(),
         **{name: value for name, value in given.items() if value is not None},
@@ -108,10 +49,8 @@ def bench_service(
             dsn, sizes, parts=parts or service.PARTS, keep=keep or private, progress=invocation.tell
         )
     if plot is not None:
-        from headwater.bench.plot import service as draw
-
-        draw(found, plot)
-    invocation.present({"figure": "service", **document.plain(found)}, shown(found))
+        draw.service(found, plot)
+    present(invocation, {"figure": "service", **document.plain(found)}, shown(found))
     return int(not found.equal)
 
 

@@ -6,10 +6,11 @@ import json
 import math
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headwater.catalog.history import Outcome
-from headwater.catalog.stream_tables import StreamTable
+if TYPE_CHECKING:
+    from headwater.catalog.history import Outcome
+    from headwater.catalog.stream_tables import StreamTable
 
 
 def encoded(value: Any) -> bytes:

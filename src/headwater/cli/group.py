@@ -1,41 +1,60 @@
-"""The program, to which the modules of the verbs add theirs: one module for each section of its help.
-
-Each verb reads its arguments, calls the method of the same name and presents what it returns.
-"""
+"""The program: its verbs by purpose, and the options that it has itself."""
 
 from __future__ import annotations
 
+from inspect import cleandoc
+
 import click
 
-from headwater.cli.options import shared_options
+from headwater.cli.bench_commands import MEASURING
+from headwater.cli.commands import LOOKING, SERVING, SETTING_UP, STREAM_TABLES
+from headwater.cli.options import SHARED
 from headwater.version import version
 
-SECTIONS = {
-    "Setting up": ("init", "migrate", "repair", "set", "settings", "uninstall", "demo"),
-    "Stream tables": ("create", "alter", "drop", "refresh", "cancel", "suspend", "resume", "drain"),
-    "Serving": ("serve", "worker"),
-    "Measuring": ("bench",),
-    "Looking": ("list", "status", "history", "explain", "verify", "audits"),
+SECTIONS: dict[str, tuple[click.Command, ...]] = {
+    "Setting up": SETTING_UP,
+    "Stream tables": STREAM_TABLES,
+    "Serving": SERVING,
+    "Measuring": MEASURING,
+    "Looking": LOOKING,
 }
+HELP = """Stream tables for PostgreSQL: tables defined by a query and kept fresh incrementally.
+
+    \b
+    Example: headwater --dsn postgresql://localhost/shop list
+"""
 
 
 class Sections(click.Group):
     """A group whose help lists its commands by purpose."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in SECTIONS.items():
+        for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [(name, self.commands[name].get_short_help_str(limit=100)) for name in names]
+                    [(str(command.name), command.get_short_help_str(limit=100)) for command in commands]
                 )
 
 
-@click.group(cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version(), prog_name="headwater", message="%(prog)s %(version)s")
-@shared_options
-def cli() -> None:
-    """Stream tables for PostgreSQL: tables defined by a query and kept fresh incrementally.
+def _print_version(ctx: click.Context, parameter: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        click.echo(f"headwater {version()}")
+        ctx.exit()
 
-    \b
-    Example: headwater --dsn postgresql://localhost/shop list
-    """
+
+VERSION = click.Option(
+    ["--version"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+
+cli = Sections(
+    "headwater",
+    params=[VERSION, *SHARED],
+    help=cleandoc(HELP),
+    commands={str(command.name): command for commands in SECTIONS.values() for command in commands},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)

@@ -19,9 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.catalog.jobs import RunningJob
-from headwater.cli import show
 from headwater.cli.document import plain
-from headwater.cli.invocation import PIPE_WIDTH, Invocation, printable
+from headwater.cli.invocation import Invocation, printable
+from headwater.cli.output import console, print_text
+from headwater.cli.show import values as show
+from headwater.cli.show.values import PIPE_WIDTH
 from headwater.inspect.overview import COUNTED_ROWS, STATES, Glance, Overview, ServiceStatus, State
 
 WATCH_SECONDS = 1.0
@@ -56,18 +58,18 @@ def follow(
     invocation: Invocation, look: Callable[[], Any], drawn: Callable[[Any, ConsoleDimensions], RenderableType]
 ) -> None:
     """Until interrupted. `drawn` is told how much room there is."""
-    console = invocation.console
+    terminal = console()
     if invocation.format == "json":
         while True:
             click.echo(json.dumps(plain(look()), ensure_ascii=False, allow_nan=False).encode())
             time.sleep(WATCH_SECONDS)
-    if not console.is_terminal:
+    if not terminal.is_terminal:
         while True:
-            invocation.print(drawn(look(), ConsoleDimensions(console.width, PIPED_LINES + AROUND)))
+            print_text(drawn(look(), ConsoleDimensions(terminal.width, PIPED_LINES + AROUND)))
             time.sleep(WATCH_SECONDS)
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+    with Live(console=terminal, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            live.update(drawn(look(), console.size), refresh=True)
+            live.update(drawn(look(), terminal.size), refresh=True)
             time.sleep(WATCH_SECONDS)
 
 
@@ -197,8 +199,8 @@ def _workers(found: Overview) -> Text:
     if not found.workers:
         return Text("no external workers", style="dim")
     listed = ", ".join(
-        f"{worker.host_name}:{worker.pid} {worker.jobs} of {worker.capacity}"
-        + (f" {worker.status}" if worker.status != "running" else "")
+        f"{worker.hostname}:{worker.pid} {worker.jobs} of {worker.capacity}"
+        + (f" {worker.status}" if worker.status != "active" else "")
         for worker in found.workers
     )
     return Text(f"{len(found.workers)} external workers: {printable(listed)}")

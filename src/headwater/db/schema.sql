@@ -211,14 +211,14 @@ $$;
 CREATE UNLOGGED TABLE headwater.worker_registry (
     worker_id    uuid PRIMARY KEY,
     kind         text NOT NULL CHECK (kind IN ('scheduler', 'worker')),
-    host_name    text NOT NULL,
+    hostname     text NOT NULL,
     pid          integer NOT NULL,
     backend_pid  integer NOT NULL,      -- of its connection that does nothing but claim and beat
     capacity     integer NOT NULL,      -- jobs at once
-    status       text NOT NULL CHECK (status IN ('running', 'draining')),
+    status       text NOT NULL CHECK (status IN ('active', 'draining')),
     capabilities jsonb NOT NULL DEFAULT '{}',  -- engines, Spark's master, version
     started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    heartbeat_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    last_heartbeat timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 -- Refreshes that the scheduler asked for. The attempt is part of a key so that a refresh can hold on to it, by
@@ -234,7 +234,7 @@ CREATE UNLOGGED TABLE headwater.worker_jobs (
     worker_pid       integer,
     backend_pid      integer,              -- of the refresh's transaction
     queued_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-    started_at       timestamptz,
+    assigned_at      timestamptz,          -- when its worker got it, and began
     heartbeat_at     timestamptz,
     finished_at      timestamptz,
     error            text,
@@ -811,7 +811,7 @@ SELECT coalesce(s.active_workers, 0), coalesce(s.max_workers, 0), coalesce(s.per
        coalesce(s.parallel_mode, 'off'), coalesce(s.queued_jobs, 0),
        w.workers::integer, w.capacity::integer, headwater.scheduler_status(), s.busy_share, s.tick_ms, s.ticked_at
 FROM (SELECT count(*), coalesce(sum(capacity), 0) FROM headwater.worker_registry
-      WHERE kind = 'worker' AND heartbeat_at > clock_timestamp() - interval '30 seconds') AS w (workers, capacity)
+      WHERE kind = 'worker' AND last_heartbeat > clock_timestamp() - interval '30 seconds') AS w (workers, capacity)
 LEFT JOIN headwater.scheduler s ON true
 $$;
 
@@ -823,10 +823,10 @@ CREATE FUNCTION headwater.parallel_job_status(
     OUT duration_ms double precision, OUT attempt integer, OUT error text
 ) RETURNS SETOF record
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
-SELECT j.id, coalesce(st.stream_table, '(dropped)'), j.status, j.engine, j.worker_id, j.worker_pid, j.queued_at, j.started_at,
+SELECT j.id, coalesce(st.stream_table, '(dropped)'), j.status, j.engine, j.worker_id, j.worker_pid, j.queued_at, j.assigned_at,
        j.finished_at,
-       extract(epoch FROM coalesce(j.started_at, j.finished_at, clock_timestamp()) - j.queued_at) * 1000,
-       extract(epoch FROM coalesce(j.finished_at, clock_timestamp()) - j.started_at) * 1000,
+       extract(epoch FROM coalesce(j.assigned_at, j.finished_at, clock_timestamp()) - j.queued_at) * 1000,
+       extract(epoch FROM coalesce(j.finished_at, clock_timestamp()) - j.assigned_at) * 1000,
        j.attempt, j.error
 FROM headwater.worker_jobs j
 LEFT JOIN headwater.stream_table_name st ON st.id = j.stream_table_id
@@ -1610,7 +1610,7 @@ FROM PUBLIC;
 GRANT USAGE ON SCHEMA headwater TO pg_monitor;
 GRANT SELECT ON
     headwater.stream_tables, headwater.health, headwater.refresh_history, headwater.running_jobs, headwater.consumers,
-    headwater.requests, headwater.pg_stat_headwater, headwater.refresh_stats
+    headwater.requests, headwater.pg_stat_headwater, headwater.refresh_stats, headwater.worker_registry, headwater.worker_jobs
 TO pg_monitor;
 -- but for the columns with rows of users' tables
 GRANT SELECT (id, stream_table, found_at, found_by, reason, status, missing_count, surplus_count, columns, query, plan, version,

@@ -92,14 +92,14 @@ class WorkerStatus:
     """An external worker."""
 
     worker_id: str
-    host_name: str
+    hostname: str
     pid: int
     status: str
     capacity: int
     jobs: int
     spark_master: str | None
     started_at: datetime
-    heartbeat_at: datetime
+    last_heartbeat: datetime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +143,8 @@ class _Entry:
         return Frontier(snapshot=self.snapshot, applied_by=self.applied_by)
 
 
-class Overlook:
-    """Looks at one database again and again. It remembers when each was seen to be current."""
+class OverviewReader:
+    """Reads the overview of one database again and again; remembers when each stream table was current."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -152,7 +152,7 @@ class Overlook:
         self._turn = 0
         self._current_at: dict[int, datetime] = {}
 
-    def look(self, settings: Settings) -> Overview:
+    def read(self, settings: Settings) -> Overview:
         """How everything is now."""
         connection = self._connection
         now: datetime

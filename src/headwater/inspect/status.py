@@ -7,7 +7,6 @@ from datetime import datetime
 
 from psycopg import sql
 
-from headwater.apply.storage import storage_sql
 from headwater.capture import buffers
 from headwater.catalog import jobs
 from headwater.catalog import stream_tables as catalog
@@ -145,7 +144,7 @@ def _rows(connection: Connection, stream_table: StreamTable) -> int:
         return counted
     estimate: float = one(
         connection,
-        "SELECT reltuples FROM pg_class WHERE oid = %s::regclass",
-        (storage_sql(stream_table.id),),
+        "SELECT reltuples FROM pg_class WHERE oid = to_regclass(format('headwater_data.st_%%s', %s::bigint))",
+        (stream_table.id,),
     )[0]
     return max(counted, int(estimate))

@@ -22,6 +22,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.capture import triggers
+from headwater.capture.buffers import CHANGES
 from headwater.capture.registry import LIFECYCLE_LOCK, renew_function
 from headwater.catalog import installed
 from headwater.db.connection import Connection, retried, transaction, translated
@@ -78,9 +79,7 @@ class _Table:
         if self.lacks_index:
             triggers.create_index(connection, self.name)
         for name in self.old_indexes:
-            connection.execute(
-                sql.SQL("DROP INDEX IF EXISTS {}").format(sql.Identifier(triggers.CHANGES, name))
-            )
+            connection.execute(sql.SQL("DROP INDEX IF EXISTS {}").format(sql.Identifier(CHANGES, name)))
         if self.lacks_identity:
             identify_by_row(connection, self.name)
 

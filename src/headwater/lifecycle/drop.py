@@ -12,8 +12,8 @@ from psycopg import sql
 
 from headwater.apply import storage
 from headwater.capture import consumers
+from headwater.capture.buffers import CHANGES
 from headwater.capture.registry import LIFECYCLE_LOCK, release_superfluous, share_patience
-from headwater.capture.triggers import CHANGES
 from headwater.catalog import installed
 from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import StreamTable

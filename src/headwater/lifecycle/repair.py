@@ -25,8 +25,9 @@ from typing import Literal
 import psycopg
 from psycopg import sql
 
+from headwater.capture.buffers import CHANGES
 from headwater.capture.registry import LIFECYCLE_LOCK
-from headwater.capture.triggers import CHANGES, GUARDS
+from headwater.capture.triggers import GUARDS
 from headwater.catalog import installed, jobs
 from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import Health, StreamTable

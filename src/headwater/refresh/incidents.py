@@ -7,14 +7,13 @@ and the version of Headwater that it was found with; with another one the plan g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from psycopg.types.json import Jsonb
 
 from headwater.capture.buffers import change_table_sql
 from headwater.catalog import stream_tables as catalog
+from headwater.catalog.incidents import FoundBy
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.scratch import statement
@@ -26,31 +25,6 @@ from headwater.version import version
 
 KEPT_ROWS = 20
 """An incident keeps at most this many rows of each kind, and change rows of each source."""
-
-FoundBy = Literal["load", "refresh", "audit"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Incident:
-    """A row of headwater.audits."""
-
-    id: int
-    stream_table: str
-    found_at: datetime
-    found_by: FoundBy
-    reason: str
-    status: str  # held: it is recomputed for this; released; or dropped
-    missing_count: int
-    surplus_count: int
-    columns: list[str]
-    missing: list[list[str | None]]
-    surplus: list[list[str | None]]
-    changes: dict[str, list[dict[str, Any]]]
-    query: str
-    plan: str
-    version: str
-    server_version: str
-    released_at: datetime | None
 
 
 def record(
@@ -105,14 +79,6 @@ def standing(connection: Connection, stream_table_id: int, definition: Definitio
 def release(connection: Connection, stream_table_id: int, definition: Definition) -> None:
     """Ends the consequences of incidents with another definition or version."""
     connection.execute(query("incidents", "release"), _case(stream_table_id, definition))
-
-
-def recent(connection: Connection, stream_table_id: int | None, limit: int) -> list[Incident]:
-    """The latest incidents, newest first."""
-    rows = connection.execute(
-        query("incidents", "recent"), {"stream_table_id": stream_table_id, "limit": limit}
-    )
-    return [Incident(**dict(zip(Incident.__dataclass_fields__, row, strict=True))) for row in rows]
 
 
 def record_load(connection: Connection, stream_table_id: int, said: str) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 
 from headwater.apply.merge import Target, apply_bag, apply_groups
 from headwater.apply.single_statement import SingleStatement, apply_in_one, take_in_by_one
-from headwater.capture import buffers
+from headwater.capture import buffers, staging
 from headwater.catalog.history import Applied
 from headwater.catalog.stream_tables import Frontier
 from headwater.engine.base import Engine, Engines
@@ -102,12 +102,12 @@ def stage(inputs: Inputs, in_place: frozenset[int] = frozenset()) -> Steps[Stage
         change_table = inputs.change_tables[relation]
         where = (source, plan.wanted[relation], change_table, inputs.frontier)
         if relation in in_place:
-            staged[relation] = f"({buffers.changes_sql(*where)})"
+            staged[relation] = f"({staging.changes_sql(*where)})"
             left[relation] = Changes(buffers.change_table_sql(change_table), pending[relation])
             rows[staged[relation]] = pending[relation]
             continue
         table = f"source{number}"
-        select = buffers.staging_sql(*where, plan.own_conditions.get(relation))
+        select = staging.staging_sql(*where, plan.own_conditions.get(relation))
         if found := (yield from fill(inputs.tables, table, select)):
             staged[relation] = inputs.tables.sql(table)
             rows[staged[relation]] = found
@@ -127,9 +127,9 @@ def small_change(inputs: Inputs) -> SingleStatement | None:
             continue
         where = (source, plan.wanted[relation], inputs.change_tables[relation], inputs.frontier)
         if relation in in_place:
-            changes[relation] = buffers.changes_sql(*where, rows)
+            changes[relation] = staging.changes_sql(*where, rows)
         else:
-            changes[relation] = buffers.staging_sql(*where, plan.own_conditions.get(relation), rows)
+            changes[relation] = staging.staging_sql(*where, plan.own_conditions.get(relation), rows)
     return take_in_by_one(plan, inputs.target, changes)
 
 

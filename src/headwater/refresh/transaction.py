@@ -31,6 +31,7 @@ from headwater.capture.registry import LIFECYCLE_LOCK
 from headwater.catalog import cleanup, history, installed
 from headwater.catalog import stream_tables as catalog
 from headwater.catalog.history import Outcome
+from headwater.catalog.incidents import FoundBy
 from headwater.catalog.stream_tables import Closure, StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings
@@ -61,7 +62,6 @@ from headwater.refresh import incidents
 from headwater.refresh.compare import Difference, PlanRefuted
 from headwater.refresh.decide import Request
 from headwater.refresh.dependencies import Outdated, bring_up_to_date, follow_renames, outdated, register_anew
-from headwater.refresh.incidents import FoundBy
 from headwater.refresh.member import MemberRefresher, ScratchFactory, mark_for_rebuild
 
 MOVED = frozenset({"42P01", "42703", "42883", "42704", "3F000"})

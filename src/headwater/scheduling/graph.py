@@ -15,21 +15,11 @@ found from x backwards, group by group: what belongs together already is passed 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import permutations
 
 from headwater.scheduling.tiers import RANKS, Tier
-
-
-class Band(IntEnum):
-    """Of units, in the order in which they are served."""
-
-    IMMEDIATE = 0  # follows each write
-    ATOMIC = 1  # several stream tables in one transaction: diamonds and fused chains
-    SINGLE = 2
-    CYCLIC = 3  # stream tables that read each other
 
 
 @dataclass(frozen=True)
@@ -37,7 +27,6 @@ class Unit:
     """Stream tables that are refreshed in one transaction."""
 
     members: tuple[int, ...]  # what is read comes before who reads it
-    band: Band
     reads: frozenset[int]  # stream tables outside of it
     depth: int  # of the longest path from a table; more than that of any unit it reads
 
@@ -46,7 +35,6 @@ def units(
     reads: Mapping[int, Collection[int]],
     tables: Mapping[int, Collection[int]],
     schedules: Mapping[int, object],
-    modes: Mapping[int, str] | None = None,
 ) -> list[Unit]:
     """The units of a graph, each after those that it reads.
 
@@ -60,11 +48,8 @@ def units(
     }
     order = list(_components(keys, inner))
     groups = _Groups(inner)
-    cyclic = set()
     for component in order:
         groups.join(component)
-        if len(component) > 1 or component[0] in inner[component[0]]:
-            cyclic.update(component)
     _join_diamonds(order, reads, tables, inner, groups)
     _join_chains(inner, schedules, groups)
     # Two units that read each other, through different members, can only be refreshed as one.
@@ -78,20 +63,20 @@ def units(
         members = sorted(
             (key for group in component for key in groups.members(group)), key=positions.__getitem__
         )
-        unit = _unit(members, reads, inner, depths, cyclic, modes or {})
+        unit = _unit(members, reads, inner, depths)
         depths.update(dict.fromkeys(members, unit.depth))
         found.append(unit)
     return sorted(found, key=lambda unit: (unit.depth, min(unit.members)))
 
 
-def dispatch_order(units: Iterable[Unit], tiers: Mapping[int, Tier]) -> list[Unit]:
-    """By band, then by the hottest member, then what is read before who reads it, then by number."""
+def dispatch_key(unit: Unit, tier: Callable[[int], Tier]) -> tuple[bool, int, int, int]:
+    """Sorts units in the order in which they are served.
 
-    def place(unit: Unit) -> tuple[int, int, int, int]:
-        rank = min(RANKS[tiers.get(member, "hot")] for member in unit.members)
-        return unit.band, rank, unit.depth, min(unit.members)
-
-    return sorted(units, key=place)
+    Those of several stream tables come first, which many wait for; then those with the hottest member, then
+    what is read before who reads it, then by number.
+    """
+    rank = min(RANKS[tier(member)] for member in unit.members)
+    return len(unit.members) == 1, rank, unit.depth, unit.members[0]
 
 
 class _Groups:
@@ -244,18 +229,10 @@ def _unit(
     reads: Mapping[int, Collection[int]],
     inner: Mapping[int, Sequence[int]],
     depths: Mapping[int, int],
-    cyclic: Collection[int],
-    modes: Mapping[int, str],
 ) -> Unit:
     """A unit of members in the order of the graph; `depths` has those of the units that it reads."""
     levels: dict[int, int] = {}
     for member in members:
         levels[member] = 1 + max((levels.get(read, depths.get(read, 0)) for read in inner[member]), default=0)
-    if any(modes.get(member) == "immediate" for member in members):
-        band = Band.IMMEDIATE
-    elif any(member in cyclic for member in members):
-        band = Band.CYCLIC
-    else:
-        band = Band.ATOMIC if len(members) > 1 else Band.SINGLE
     outside = {read for member in members for read in reads.get(member, ())}.difference(members)
-    return Unit(tuple(members), band, frozenset(outside), max(levels.values()))
+    return Unit(tuple(members), frozenset(outside), max(levels.values()))

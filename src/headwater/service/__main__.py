@@ -22,7 +22,8 @@ import psycopg
 
 from headwater.errors import HeadwaterError
 from headwater.service import logs
-from headwater.service.scheduler import Demand, Scheduler
+from headwater.service.protocol import Demand
+from headwater.service.scheduler import Scheduler
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ time, however many stream tables are due. The connection lives as long as the tu
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from headwater.engine.select import Dispatch
 from headwater.errors import ConnectionFailed, HeadwaterError, NotFound, RefreshFailed
 from headwater.inspect.audit import Auditor, Turn
 from headwater.refresh.transaction import MemberFailed, Refresher
+from headwater.service import logs
 
 PAUSE = 20
 """A pause is this many times as long as the turn before it: audits take one twentieth of the time."""
@@ -106,3 +108,24 @@ class Audits:
                 values = {"id": stream_table_id, "slices": 0, "result": f"failed: {error.message}"}
                 connection.execute(query("audit", "finish"), values)
             raise
+
+
+def tell_audited(database: str, audited: Audited) -> None:
+    """Logs what became of a turn."""
+    turn = audited.turn
+    if turn is None:
+        assert audited.error is not None
+        logs.failed(database, f"audit of stream table {audited.stream_table_id}", audited.error)
+        return
+    different = turn.result.startswith("different")
+    level = logging.ERROR if different else logging.INFO if turn.finished else logging.DEBUG
+    logs.say(
+        level,
+        "audited",
+        database=database,
+        stream_table=turn.stream_table,
+        slices=turn.slices,
+        result=turn.result or "to be continued",
+        incident=turn.incident,
+        hint="it is recomputed at each refresh now; headwater audits shows why" if different else None,
+    )

@@ -21,11 +21,32 @@ from headwater.db.connection import Connection, bound, is_pooled, translated
 from headwater.db.route import Route
 from headwater.definition.reader import DefinitionReader, Definitions
 from headwater.engine.select import Dispatch
-from headwater.errors import HeadwaterError, RefreshFailed
+from headwater.errors import (
+    Broken,
+    CatalogVersionMismatch,
+    ClaimLost,
+    ConnectionFailed,
+    HeadwaterError,
+    LockNotAvailable,
+    NotFound,
+    ReadOnlyServer,
+    RefreshFailed,
+)
 from headwater.refresh.transaction import Claim, MemberFailed, Refresher
 
 CLEANING_SECONDS = 1.0
 """What is refreshed more often than this cleans up only so often."""
+
+NO_FAULT = (
+    ConnectionFailed,
+    ClaimLost,
+    LockNotAvailable,
+    NotFound,
+    Broken,
+    CatalogVersionMismatch,
+    ReadOnlyServer,
+)
+"""Errors that suspend no stream table: they are not its doing, or resuming it would not cure it."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +73,11 @@ class Done:
     task: Task
     outcomes: Sequence[Outcome] = ()
     failure: Failure | None = None
+
+
+def at_fault(error: HeadwaterError) -> bool:
+    """Whether an error counts for suspending a stream table."""
+    return not isinstance(error, NO_FAULT)
 
 
 class Hand:

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 import psutil
 import psycopg
 
-from headwater import config
 from headwater.catalog import installed
+from headwater.catalog.settings import effective
 from headwater.config import Settings
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
@@ -34,7 +34,7 @@ from headwater.errors import HeadwaterError, InvalidSetting, SessionNeeded
 from headwater.scheduling.pool import Limits, Measured, Pool, adapt
 from headwater.scheduling.quota import allowed
 from headwater.service import logs
-from headwater.service.scheduler import LAUNCHER, Demand
+from headwater.service.protocol import LAUNCHER, Demand
 
 DISCOVERY_SECONDS = 10.0
 STANDBY_SECONDS = 30.0
@@ -187,14 +187,8 @@ class Launcher:
 
     def _read_settings(self, control: Connection) -> None:
         """Those of the pool: from flags, the environment, and the database that this one is connected to."""
-        state = installed.read_state(control, sorted(config.RULES))
         try:
-            self._settings, _ = config.resolve(
-                ("flag", self._overrides),
-                ("environment", config.from_environment(os.environ)),
-                ("table", state.stored),
-                ("server", state.server),
-            )
+            self._settings = effective(installed.read_state(control), self._overrides, os.environ)
         except InvalidSetting as error:
             logs.failed(control.info.dbname, "settings", error)
 

@@ -79,7 +79,7 @@ class Membership:
         self._values = {
             "worker_id": self.worker_id,
             "kind": kind,
-            "host_name": socket.gethostname(),
+            "hostname": socket.gethostname(),
             "pid": os.getpid(),
             "capacity": capacity,
             "capabilities": Jsonb({"version": version(), **capabilities}),
@@ -99,7 +99,7 @@ class Membership:
         values = {
             "worker_id": self.worker_id,
             "jobs": list(jobs),
-            "status": "draining" if draining else "running",
+            "status": "draining" if draining else "active",
         }
         if self._connection.execute(query("service", "beat"), values).rowcount == 0:
             self._register()  # it was taken for dead, or the server lost what is not logged

@@ -17,46 +17,40 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import psycopg
 from psycopg import sql
-from psycopg.types.json import Jsonb
 
 from headwater import config
 from headwater.api import Headwater
 from headwater.capture import marks
 from headwater.catalog import installed
 from headwater.catalog.history import Outcome
+from headwater.catalog.settings import effective
 from headwater.config import Settings
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.route import Route
 from headwater.errors import (
     Broken,
-    CatalogVersionMismatch,
-    ClaimLost,
-    ConnectionFailed,
     HeadwaterError,
     InvalidSetting,
-    LockNotAvailable,
     NotFound,
-    ReadOnlyServer,
 )
 from headwater.scheduling.backoff import SUSPENDED_AFTER
 from headwater.service import logs
-from headwater.service.audits import Audited, Audits
-from headwater.service.executor import Done, Hands, Task
+from headwater.service.audits import Audited, Audits, tell_audited
+from headwater.service.executor import Done, Hands, Task, at_fault
 from headwater.service.history import HistoryCleaning
-from headwater.service.queue import BEAT_SECONDS, ENDED_CHANNEL, ClaimedJob, External, Membership
+from headwater.service.journal import Job, Journal
+from headwater.service.protocol import SCHEDULER, Demand
+from headwater.service.queue import BEAT_SECONDS, ENDED_CHANNEL, External, Membership
 from headwater.service.requests import Requests
 from headwater.service.state import Picture, Place
 from headwater.service.wakeup import Alarm
 
 CATALOG_CHANNEL = "headwater_catalog"
-SCHEDULER, LAUNCHER = 0, 1
-"""What one leads: a database, or a server."""
 WAITING_SECONDS = 2.0
 """Between two attempts to lead."""
 RELOAD_SECONDS = 60.0
@@ -71,69 +65,6 @@ CLAIMING_TICKS = 2
 """So many ticks external workers have to claim a job; then it is done here."""
 STOPPING_SECONDS = 30.0
 """So long a scheduler that is told to stop waits for its jobs."""
-NUMBERS = 64
-"""Of jobs, drawn at once."""
-NO_FAULT = (
-    ConnectionFailed,
-    ClaimLost,
-    LockNotAvailable,
-    NotFound,
-    Broken,
-    CatalogVersionMismatch,
-    ReadOnlyServer,
-)
-"""Errors that suspend no stream table: they are not its doing, or resuming it would not cure it."""
-
-
-def at_fault(error: HeadwaterError) -> bool:
-    """Whether an error counts for suspending a stream table."""
-    return not isinstance(error, NO_FAULT)
-
-
-@dataclass
-class Job:
-    """A unit that is being refreshed, or waits for a hand of this process or for an external worker."""
-
-    id: int
-    members: tuple[int, ...]
-    queued_at: datetime  # since when the unit was ready
-    waits_since: datetime | None  # the oldest change that it takes in was seen then
-    started_at: datetime | None = None
-    started: float = 0.0
-    status: str = "RUNNING"
-    finished_at: datetime | None = None
-    engine: str | None = None
-    error: str | None = None
-    external: bool = False
-    claim: ClaimedJob | None = None  # of an external job that is done here after all
-    asked: float = 0.0  # when it was put up for external workers
-
-    @property
-    def is_under_way(self) -> bool:
-        return self.status == "RUNNING" and self.finished_at is None
-
-    @property
-    def record(self) -> dict[str, object]:
-        return {
-            "id": self.id,
-            "stream_table_id": self.members[-1],
-            "members": list(self.members),
-            "status": self.status,
-            "engine": self.engine,
-            "queued_at": self.queued_at.isoformat(),
-            "started_at": self.started_at.isoformat() if self.started_at else None,
-            "finished_at": self.finished_at.isoformat() if self.finished_at else None,
-            "error": self.error,
-        }
-
-
-@dataclass(frozen=True)
-class Demand:
-    """How many hands a scheduler uses and could use, for who shares them out."""
-
-    busy: int
-    queued: int
-    lag_intervals: float
 
 
 class Scheduler:
@@ -164,13 +95,9 @@ class Scheduler:
         self._next_audit = -1e9
         self._picture = Picture()
         self._jobs: dict[tuple[int, ...], Job] = {}
-        self._journal: dict[int, Job] = {}
-        self._numbers: list[int] = []
         self._backlog: list[Place] = []  # that are ready, and for which no hand is free
-        self._queue: dict[tuple[int, ...], Job] = {}  # jobs that were recorded for these
         self._settings = Settings()
         self._stored: dict[str, str] | None = None
-        self._state = installed.State(None)
         self._stale = True
         self._examined = self._reported = self._beaten = self._cleaned = -1e9
         self._looked: float | None = None
@@ -205,6 +132,7 @@ class Scheduler:
             self._membership = Membership(control, "scheduler", 0, {"engines": ["postgres", "spark"]})
             self._external = External(control)
             self._external.clear()
+            self._journal = Journal(control, self._membership.worker_id)
             self._started_at: datetime = one(control, "SELECT clock_timestamp()")[0]
             logs.say(logging.INFO, "scheduling", database=self._database, pid=os.getpid())
             stop_answering = threading.Event()
@@ -265,8 +193,7 @@ class Scheduler:
             self._collect(control, now)
             self._beat()
         self._backlog = []
-        self._record_queue(control)
-        self._write_journal(control)
+        self._journal.write(self._backlog)
 
     def _sleep(self, control: Connection, seconds: float) -> None:
         """Until something happens, at most so long."""
@@ -315,19 +242,12 @@ class Scheduler:
         if stored == self._stored:
             return
         self._stored = stored
-        self._state = installed.read_state(control, sorted(config.RULES))
-        environment = config.from_environment(os.environ)
         try:
-            settings, _ = config.resolve(
-                ("flag", self._overrides),
-                ("environment", environment),
-                ("table", stored),
-                ("server", self._state.server),
-            )
+            settings = effective(installed.read_state(control), self._overrides, os.environ)
         except InvalidSetting as error:
             logs.failed(self._database, "settings", error)
             return
-        self._settings = config.giving_way(settings, self._state.deadlock_timeout_ms)
+        self._settings = settings
         self._picture.automatic_tiers = settings.tiered_scheduling
         if marks.set_wake(control, notify=settings.event_driven_wake):
             how = "by writers, too" if settings.event_driven_wake else "by the clock"
@@ -385,8 +305,7 @@ class Scheduler:
                 job.id, job.external, job.asked = self._external.enqueue(job.members), True, began
                 announced = True
             else:
-                queued = self._queue.pop(job.members, None)
-                job.id = queued.id if queued is not None else self._number(control)
+                job.id = self._journal.number_of(job.members)
                 self._start(job, now)
         if announced:
             self._external.announce()
@@ -394,17 +313,10 @@ class Scheduler:
         if self._tell_demand is not None:
             self._tell_demand(Demand(len(self._jobs), len(self._backlog), self._lag))
 
-    def _number(self, control: Connection, wanted: int = 1) -> int:
-        """The number of another job, of which so many more are wanted at once."""
-        if not self._numbers:
-            rows = control.execute(query("service", "numbers"), {"count": max(NUMBERS, wanted)})
-            self._numbers = [row[0] for row in reversed(rows.fetchall())]
-        return self._numbers.pop()
-
     def _start(self, job: Job, now: datetime) -> None:
-        job.started_at, job.started, job.status = now, time.monotonic(), "RUNNING"
+        job.assigned_at, job.started, job.status = now, time.monotonic(), "RUNNING"
         if job.claim is None:
-            self._journal[job.id] = job
+            self._journal.add(job)
         self._hands.start(Task(job.members, self._settings, job.claim))
 
     # audits
@@ -412,7 +324,7 @@ class Scheduler:
     def _audit(self, control: Connection, now: datetime, began: float) -> None:
         """Starts what is due, one turn at a time, while no refresh waits for a worker."""
         while not self._audited.empty():
-            self._tell_audited(self._audited.get())
+            tell_audited(self._database, self._audited.get())
             self._next_audit = began + self._audits.pause
         interval = config.milliseconds(self._settings.audit_interval) / 1000
         idle = not (self._stopping or self._settings.drain or self._backlog or self._audits.busy)
@@ -427,25 +339,6 @@ class Scheduler:
     def _take_audited(self, audited: Audited) -> None:
         self._audited.put(audited)
         self.wake()
-
-    def _tell_audited(self, audited: Audited) -> None:
-        turn = audited.turn
-        if turn is None:
-            assert audited.error is not None
-            logs.failed(self._database, f"audit of stream table {audited.stream_table_id}", audited.error)
-            return
-        different = turn.result.startswith("different")
-        level = logging.ERROR if different else logging.INFO if turn.finished else logging.DEBUG
-        logs.say(
-            level,
-            "audited",
-            database=self._database,
-            stream_table=turn.stream_table,
-            slices=turn.slices,
-            result=turn.result or "to be continued",
-            incident=turn.incident,
-            hint="it is recomputed at each refresh now; headwater audits shows why" if different else None,
-        )
 
     # external workers
 
@@ -590,35 +483,9 @@ class Scheduler:
                 "draining": self._settings.drain,
             },
         )
-        self._record_queue(control)
-        self._write_journal(control)
+        self._journal.write(self._backlog)
         self._reported, self._worked = began, 0.0
         if began - self._cleaned >= CLEANING_SECONDS:
             self._cleaned = began
             control.execute(query("service", "forget_jobs"))
             self._history.start(self._settings)
-
-    def _record_queue(self, control: Connection) -> None:
-        """Records what waits for a hand by now, and forgets what does so no more and was not begun.
-
-        A job keeps its number when it begins. So the record costs what comes and goes, not what waits.
-        """
-        waiting = {place.unit.members: place for place in self._backlog}
-        gone = [self._queue.pop(members).id for members in self._queue.keys() - waiting.keys()]
-        if gone:
-            values = {"ids": gone, "worker_id": self._membership.worker_id}
-            control.execute(query("service", "unqueue"), values)
-        new = [members for members in waiting if members not in self._queue]
-        for left, members in zip(range(len(new), 0, -1), new, strict=True):
-            since = waiting[members].ready_since
-            assert since is not None
-            job = Job(self._number(control, left), members, since, None, status="QUEUED")
-            self._queue[members] = self._journal[job.id] = job
-
-    def _write_journal(self, control: Connection) -> None:
-        """Jobs of this process are recorded once in a while, all at once."""
-        if self._journal:
-            jobs = Jsonb([job.record for job in self._journal.values()])
-            values = {"jobs": jobs, "worker_id": self._membership.worker_id, "pid": os.getpid()}
-            control.execute(query("service", "journal"), values)
-        self._journal = {number: job for number, job in self._journal.items() if job.is_under_way}

@@ -16,7 +16,7 @@ from headwater.db.connection import Connection
 from headwater.db.queries import query
 from headwater.errors import InvalidSetting
 from headwater.scheduling.backoff import pause, slowed
-from headwater.scheduling.graph import Unit, units
+from headwater.scheduling.graph import Unit, dispatch_key, units
 from headwater.scheduling.schedules import (
     Calculated,
     Cron,
@@ -27,7 +27,7 @@ from headwater.scheduling.schedules import (
     parse_schedule,
     typical_interval,
 )
-from headwater.scheduling.tiers import FACTORS, RANKS, Tier, tier_of
+from headwater.scheduling.tiers import FACTORS, Tier, tier_of
 
 ROUND_SECONDS = 60.0
 """Once in so long each change table is looked into, whether it is marked or not."""
@@ -332,12 +332,8 @@ class Picture:
         ready = {id(place) for place in clear}
         for place in found:
             place.ready_since = (place.ready_since or now) if id(place) in ready else None
-
-        def order(place: Place) -> tuple[int, int, int, int]:
-            rank = min(RANKS[self.tier(member, now)] for member in place.unit.members)
-            return place.unit.band, rank, place.unit.depth, place.unit.members[0]
-
-        return {id(place): place for place in sorted(clear, key=order)}, next_time
+        clear.sort(key=lambda place: dispatch_key(place.unit, lambda member: self.tier(member, now)))
+        return {id(place): place for place in clear}, next_time
 
     def lag(self, now: datetime) -> float:
         """The longest that a unit has waited beyond its interval, in intervals."""

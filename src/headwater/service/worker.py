@@ -16,16 +16,15 @@ from collections.abc import Mapping
 import psycopg
 from psycopg import sql
 
-from headwater import config
 from headwater.catalog import installed
+from headwater.catalog.settings import effective
 from headwater.config import Settings
 from headwater.db.connection import Connection
 from headwater.db.route import Route
 from headwater.errors import HeadwaterError
 from headwater.service import logs
-from headwater.service.executor import Done, Hands, Task
+from headwater.service.executor import Done, Hands, Task, at_fault
 from headwater.service.queue import BEAT_SECONDS, CHANNEL, ClaimedJob, Membership
-from headwater.service.scheduler import at_fault
 from headwater.service.wakeup import Alarm
 
 LOOKING_SECONDS = 1.0
@@ -143,14 +142,7 @@ class Worker:
             )
 
     def _read_settings(self, control: Connection) -> None:
-        state = installed.read_state(control, sorted(config.RULES))
-        settings, _ = config.resolve(
-            ("flag", self._overrides),
-            ("environment", config.from_environment(os.environ)),
-            ("table", state.stored),
-            ("server", state.server),
-        )
-        self._settings = config.giving_way(settings, state.deadlock_timeout_ms)
+        self._settings = effective(installed.read_state(control), self._overrides, os.environ)
         self._read = time.monotonic()
 
     def _take_done(self, done: Done) -> None:

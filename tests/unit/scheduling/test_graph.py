@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.scheduling.graph import Band, Unit, dispatch_order, units
+from headwater.scheduling.graph import Unit, dispatch_key, units
 from headwater.scheduling.tiers import Tier
 
 Reads = Mapping[int, frozenset[int]]
@@ -66,10 +66,7 @@ def together(found: list[Unit]) -> list[tuple[int, ...]]:
 def test_what_must_be_together_is(
     reads: dict[int, list[int]], tables: dict[int, list[int]], expected: list[tuple[int, ...]]
 ) -> None:
-    found = units(reads, tables, APART)
-    assert together(found) == expected
-    assert {unit.band for unit in found if len(unit.members) > 1} <= {Band.ATOMIC}
-    assert {unit.band for unit in found if len(unit.members) == 1} <= {Band.SINGLE}
+    assert together(units(reads, tables, APART)) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,51 +105,41 @@ def test_chains_of_one_schedule_are_fused(
         pytest.param({A: [C], B: [A], C: [B]}, (A, B, C), id="three"),
     ],
 )
-def test_a_cycle_is_a_unit_of_its_own_band(reads: dict[int, list[int]], members: tuple[int, ...]) -> None:
+def test_a_cycle_is_one_unit(reads: dict[int, list[int]], members: tuple[int, ...]) -> None:
+    """None can be created; what somebody wrote into the catalog must not confuse the service."""
     found = units({**reads, D: [A], E: []}, {E: [T]}, APART)
-    assert [unit.members for unit in found if unit.band is Band.CYCLIC] == [members]
-    assert [unit.members for unit in found if unit.band is Band.SINGLE] == [(E,), (D,)]
+    assert {unit.members for unit in found} == {members, (D,), (E,)}
 
 
 def test_what_a_unit_reads_and_how_deep_it_is() -> None:
     found = units({A: [], B: [A], C: [A], D: [B, C], E: [B], F: [D]}, {A: [T]}, APART)
     assert found == [
-        Unit((A,), Band.SINGLE, frozenset(), 1),
-        Unit((B, C, D), Band.ATOMIC, frozenset({A}), 3),
-        Unit((E,), Band.SINGLE, frozenset({B}), 4),  # B is of depth 2, but there when its unit is
-        Unit((F,), Band.SINGLE, frozenset({D}), 4),
+        Unit((A,), frozenset(), 1),
+        Unit((B, C, D), frozenset({A}), 3),
+        Unit((E,), frozenset({B}), 4),  # B is of depth 2, but there when its unit is
+        Unit((F,), frozenset({D}), 4),
     ]
 
 
 def test_a_stream_table_that_is_unknown_is_a_source() -> None:
     [unit] = units({B: [99], C: [99], D: [B, C]}, {}, APART)
-    assert unit == Unit((B, C, D), Band.ATOMIC, frozenset({99}), 2)
+    assert unit == Unit((B, C, D), frozenset({99}), 2)
 
 
-def test_immediate_is_a_band() -> None:
-    found = units({A: [], B: []}, {A: [T], B: [T]}, APART, {A: "full", B: "immediate"})
-    assert [unit.band for unit in found] == [Band.SINGLE, Band.IMMEDIATE]
-
-
-def unit_of(members: tuple[int, ...], band: Band = Band.SINGLE, depth: int = 1) -> Unit:
-    return Unit(members, band, frozenset(), depth)
+def unit_of(members: tuple[int, ...], depth: int = 1) -> Unit:
+    return Unit(members, frozenset(), depth)
 
 
 @pytest.mark.parametrize(
     ("first", "second", "tiers"),
     [
-        pytest.param(
-            unit_of((9,), Band.IMMEDIATE, 7), unit_of((1,), Band.ATOMIC), {9: "cold"}, id="immediate"
-        ),
-        pytest.param(unit_of((8, 9), Band.ATOMIC, 7), unit_of((1,)), {8: "cold", 9: "cold"}, id="atomic"),
-        pytest.param(unit_of((9,), depth=7), unit_of((1,), Band.CYCLIC), {9: "cold"}, id="single"),
+        pytest.param(unit_of((8, 9), 7), unit_of((1,)), {8: "cold", 9: "cold"}, id="atomic"),
         pytest.param(unit_of((9,), depth=7), unit_of((1,)), {9: "hot", 1: "warm"}, id="hot"),
         pytest.param(unit_of((9,), depth=7), unit_of((1,)), {9: "warm", 1: "cold"}, id="warm"),
         pytest.param(unit_of((9,), depth=7), unit_of((1,)), {9: "cold", 1: "frozen"}, id="cold"),
-        pytest.param(unit_of((9,), depth=7), unit_of((1,)), {1: "warm"}, id="unknown is hot"),
         pytest.param(
-            unit_of((8, 9), Band.ATOMIC, 7),
-            unit_of((1, 2), Band.ATOMIC),
+            unit_of((8, 9), 7),
+            unit_of((1, 2)),
             {8: "cold", 9: "hot", 1: "warm", 2: "warm"},
             id="the hottest member counts",
         ),
@@ -161,8 +148,10 @@ def unit_of(members: tuple[int, ...], band: Band = Band.SINGLE, depth: int = 1) 
     ],
 )
 def test_order_of_dispatch(first: Unit, second: Unit, tiers: dict[int, Tier]) -> None:
-    assert dispatch_order([first, second], tiers) == [first, second]
-    assert dispatch_order([second, first], tiers) == [first, second]
+    def tier(member: int) -> Tier:
+        return tiers.get(member, "hot")
+
+    assert dispatch_key(first, tier) < dispatch_key(second, tier)
 
 
 @st.composite
@@ -249,7 +238,6 @@ def test_units_are_a_partition_in_an_order_that_can_be_kept(
             assert reads[member] <= done
             assert member not in done
             done.add(member)
-        assert unit.band is (Band.ATOMIC if len(unit.members) > 1 else Band.SINGLE)
     assert done == reads.keys()
 
 

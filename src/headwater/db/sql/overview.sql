@@ -34,7 +34,7 @@ FROM headwater.scheduler
 
 -- name: workers
 -- The external workers, and what each is doing.
-SELECT w.worker_id::text, w.host_name, w.pid, w.status, w.capacity,
+SELECT w.worker_id::text, w.hostname, w.pid, w.status, w.capacity,
        (SELECT count(*)::int FROM headwater.worker_jobs j WHERE j.worker_id = w.worker_id AND j.status = 'RUNNING'),
-       w.capabilities ->> 'spark_master', w.started_at, w.heartbeat_at
+       w.capabilities ->> 'spark_master', w.started_at, w.last_heartbeat
 FROM headwater.worker_registry w WHERE w.kind = 'worker' ORDER BY w.started_at

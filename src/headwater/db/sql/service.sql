@@ -82,10 +82,10 @@ SELECT to_regclass('headwater.migration') IS NOT NULL
 
 -- name: register
 -- A worker says that it is there.
-INSERT INTO headwater.worker_registry (worker_id, kind, host_name, pid, backend_pid, capacity, status, capabilities)
-VALUES (%(worker_id)s, %(kind)s, %(host_name)s, %(pid)s, pg_backend_pid(), %(capacity)s, 'running', %(capabilities)s)
+INSERT INTO headwater.worker_registry (worker_id, kind, hostname, pid, backend_pid, capacity, status, capabilities)
+VALUES (%(worker_id)s, %(kind)s, %(hostname)s, %(pid)s, pg_backend_pid(), %(capacity)s, 'active', %(capabilities)s)
 ON CONFLICT (worker_id) DO UPDATE
-SET backend_pid = excluded.backend_pid, status = excluded.status, heartbeat_at = clock_timestamp()
+SET backend_pid = excluded.backend_pid, status = excluded.status, last_heartbeat = clock_timestamp()
 
 -- name: deregister
 -- A worker goes.
@@ -97,13 +97,13 @@ WITH jobs AS (
     UPDATE headwater.worker_jobs SET heartbeat_at = clock_timestamp()
     WHERE id = ANY (%(jobs)s::bigint[]) AND worker_id = %(worker_id)s AND status = 'RUNNING'
 )
-UPDATE headwater.worker_registry SET heartbeat_at = clock_timestamp(), status = %(status)s
+UPDATE headwater.worker_registry SET last_heartbeat = clock_timestamp(), status = %(status)s
 WHERE worker_id = %(worker_id)s RETURNING worker_id
 
 -- name: bury
 -- Workers that have not been heard of for a while, or whose connection is gone.
 DELETE FROM headwater.worker_registry w
-WHERE w.heartbeat_at < clock_timestamp() - %(timeout)s::interval
+WHERE w.last_heartbeat < clock_timestamp() - %(timeout)s::interval
    OR w.kind = 'worker' AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = w.backend_pid)
 
 -- name: capacity
@@ -112,7 +112,7 @@ SELECT coalesce(sum(capacity), 0)::int,
        (SELECT count(*)::int FROM headwater.worker_jobs j
         WHERE j.status = 'RUNNING' AND j.worker_id IN (SELECT worker_id FROM headwater.worker_registry
                                                        WHERE kind = 'worker'))
-FROM headwater.worker_registry WHERE kind = 'worker' AND status = 'running'
+FROM headwater.worker_registry WHERE kind = 'worker' AND status = 'active'
 
 -- name: enqueue
 -- A job for whoever claims it.
@@ -123,7 +123,7 @@ RETURNING id
 -- The oldest job that nobody has, for a worker.
 UPDATE headwater.worker_jobs j
 SET status = 'RUNNING', worker_id = %(worker_id)s, worker_pid = %(pid)s, backend_pid = %(backend_pid)s,
-    started_at = clock_timestamp(), heartbeat_at = clock_timestamp()
+    assigned_at = clock_timestamp(), heartbeat_at = clock_timestamp()
 WHERE id = (SELECT id FROM headwater.worker_jobs
             WHERE status IN ('QUEUED', 'RECLAIMED') AND worker_id IS NULL AND (%(job)s::bigint IS NULL OR id = %(job)s)
             ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
@@ -147,7 +147,7 @@ WHERE id = %(id)s AND attempt = %(attempt)s AND worker_id = %(worker_id)s AND st
 
 -- name: finished
 -- Those of these jobs that have ended, and how long they took.
-SELECT id, error, failed_member, finished_at - started_at FROM headwater.worker_jobs
+SELECT id, error, failed_member, finished_at - assigned_at FROM headwater.worker_jobs
 WHERE id = ANY (%(ids)s::bigint[]) AND status IN ('COMPLETED', 'FAILED')
 
 -- name: take_back
@@ -192,15 +192,15 @@ SELECT nextval('headwater.worker_jobs_id_seq') FROM generate_series(1, %(count)s
 -- name: journal
 -- Jobs of this process, as they are now.
 INSERT INTO headwater.worker_jobs
-    (id, stream_table_id, members, status, engine, worker_id, worker_pid, queued_at, started_at, heartbeat_at, finished_at, error)
+    (id, stream_table_id, members, status, engine, worker_id, worker_pid, queued_at, assigned_at, heartbeat_at, finished_at, error)
 OVERRIDING SYSTEM VALUE
 SELECT (j ->> 'id')::bigint, (j ->> 'stream_table_id')::bigint,
        array(SELECT jsonb_array_elements_text(j -> 'members')::bigint), j ->> 'status', j ->> 'engine', %(worker_id)s, %(pid)s,
-       (j ->> 'queued_at')::timestamptz, (j ->> 'started_at')::timestamptz, clock_timestamp(),
+       (j ->> 'queued_at')::timestamptz, (j ->> 'assigned_at')::timestamptz, clock_timestamp(),
        (j ->> 'finished_at')::timestamptz, j ->> 'error'
 FROM jsonb_array_elements(%(jobs)s) AS j
 ON CONFLICT (id) DO UPDATE
-SET status = excluded.status, engine = excluded.engine, started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at,
+SET status = excluded.status, engine = excluded.engine, assigned_at = excluded.assigned_at, heartbeat_at = excluded.heartbeat_at,
     finished_at = excluded.finished_at, error = excluded.error
 
 -- name: forget_jobs

@@ -1,0 +1,15 @@
+"""Errors that nothing below the command line expects."""
+
+from __future__ import annotations
+
+import psycopg
+
+from headwater.db.connection import translated
+from headwater.errors import HeadwaterError
+
+
+def server_error(error: Exception) -> HeadwaterError | None:
+    """Says what the server said, such as that it shuts down; None if the error is not the server's."""
+    if isinstance(error, psycopg.Error) and (error.sqlstate or isinstance(error, psycopg.OperationalError)):
+        return translated(error, "the server reports an error", HeadwaterError)
+    return None

@@ -1,0 +1,24 @@
+"""The verbs that look into what a refresh does and whether it did right."""
+
+from __future__ import annotations
+
+from headwater.cli.connect import connect
+from headwater.cli.invocation import Invocation
+from headwater.cli.output import console, present
+from headwater.cli.show import plans as show
+from headwater.cli.show.values import command
+
+
+def explain(invocation: Invocation, name: str) -> None:
+    """Shows what a refresh does."""
+    with connect(invocation) as hw:
+        found = hw.explain(name)
+    present(invocation, found, show.explanation(found, console()))
+
+
+def verify(invocation: Invocation, name: str) -> int:
+    """Compares a stream table with its query; 1 if they differ."""
+    with connect(invocation) as hw:
+        found = hw.verify(name)
+    present(invocation, found, show.verification(found, f"{command('refresh', name)} --full"))
+    return 0 if found.equal else 1
