@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from postgast.pg_query_pb2 import SelectStmt
 
-from headwater.plan.build.query import Builder
-from headwater.plan.errors import Unsupported
-from headwater.plan.operators import Query, expressions, scans
 from headwater.plan.build.prune import pruned
+from headwater.plan.build.query import Builder
 from headwater.plan.build.rename import GROUP, renamed
 from headwater.plan.build.subqueries import Relations, View
-from headwater.plan.syntax import ParseError, parse
 from headwater.plan.build.unsupported import unsupported_constructs
+from headwater.plan.errors import Unsupported
+from headwater.plan.operators import Query, expressions, scans
+from headwater.plan.syntax import ParseError, parse
 
 __all__ = ["GROUP", "Parsed", "Relations", "View", "parse_query", "plan_query"]
 

@@ -12,16 +12,13 @@ from postgast import pg_query_pb2 as pg
 from postgast.pg_query_pb2 import Node, SelectStmt
 
 from headwater.plan import syntax
-from headwater.plan.errors import Unsupported
-from headwater.plan.expression import Expression, column, column_of
 from headwater.plan.build.from_items import FromItems
 from headwater.plan.build.grouping import Grouping
-from headwater.plan.operators import Aggregate, Input, Keyed, Output, Query, UnionAll
 from headwater.plan.build.rename import distinct, renamed
 from headwater.plan.build.scope import (
+    MERGED,
     Block,
     Lifted,
-    MERGED,
     Scope,
     has_window,
     identity,
@@ -29,6 +26,9 @@ from headwater.plan.build.scope import (
     output_name,
 )
 from headwater.plan.build.subqueries import Environment, conditions_of
+from headwater.plan.errors import Unsupported
+from headwater.plan.expression import Expression, column, column_of
+from headwater.plan.operators import Aggregate, Input, Keyed, Output, Query, UnionAll
 from headwater.plan.syntax import kind_of, reading
 
 COMPARISONS = {pg.SETOP_INTERSECT: "intersect", pg.SETOP_EXCEPT: "except"}

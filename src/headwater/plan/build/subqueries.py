@@ -12,6 +12,18 @@ from postgast import pg_query_pb2 as pg
 from postgast.pg_query_pb2 import Node, SelectStmt
 
 from headwater.plan import syntax
+from headwater.plan.build.rename import renamed
+from headwater.plan.build.scope import (
+    MERGED,
+    Block,
+    Lifted,
+    LiftedColumns,
+    Relation,
+    Scope,
+    every,
+    has_window,
+    starred,
+)
 from headwater.plan.errors import Unsupported
 from headwater.plan.expression import ColumnRef, Expression, column, column_of, conjuncts, integer
 from headwater.plan.operators import (
@@ -23,18 +35,6 @@ from headwater.plan.operators import (
     Query,
     Select,
     Source,
-)
-from headwater.plan.build.rename import renamed
-from headwater.plan.build.scope import (
-    Block,
-    Lifted,
-    LiftedColumns,
-    MERGED,
-    Relation,
-    Scope,
-    every,
-    has_window,
-    starred,
 )
 from headwater.plan.syntax import function_name, kind_of, reading
 
