@@ -160,17 +160,10 @@ class _Groups:
 
     def _outside(self, node: Node) -> Node | None:
         if kind_of(node) == "select_stmt":
-            return syntax.of_query(syntax.rewritten(node.select_stmt, self._inside))
+            # The aggregates in it are its own.
+            return syntax.of_query(syntax.rewritten(node.select_stmt, self._anywhere))
         if self._builder._relations.is_aggregate(node) and self._key(node) is None:
             return syntax.column(self._call(node).name, GROUP)
-        return self._anywhere(node)
-
-    def _inside(self, node: Node) -> Node | None:
-        """Below a subquery: an aggregate there is one of the subquery, if it reads what is inside."""
-        if self._builder._relations.is_aggregate(node):
-            read = Expression(node).aliases
-            if read and not any(self._builder._is_inside(alias) for alias in read):
-                raise Unsupported("an aggregate of the query outside in a subquery has no delta rule")
         return self._anywhere(node)
 
     def _anywhere(self, node: Node) -> Node | None:

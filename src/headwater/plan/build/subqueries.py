@@ -598,8 +598,8 @@ def as_exists(condition: Node) -> Node:
     if kind_of(condition) != "sub_link":
         return condition
     with reading(condition.sub_link) as link:
-        query, tested = link.subselect.select_stmt, link.testexpr
-        if link.sub_link_type != pg.ANY_SUBLINK or link.oper_name or free_aliases(query):
+        query, tested, operator = link.subselect.select_stmt, link.testexpr, link.oper_name
+        if link.sub_link_type != pg.ANY_SUBLINK or operator or free_aliases(query):
             return condition  # a correlated one stays as it is
     values = list(tested.row_expr.args) if kind_of(tested) == "row_expr" else [tested]
     names = [f"c{number + 1}" for number in range(len(values))]
