@@ -20,7 +20,7 @@ SHAPES = {
     "distinct": 6,
     "distinct_on": 6,
     "grouped": 18,
-    "grouping_sets": 8,
+    "grouping_sets": 12,
     "whole": 6,
     "windowed": 12,
     "limited": 6,
@@ -30,7 +30,7 @@ SHAPES = {
     "recursive": 1,
     "expanding": 5,
     "constants": 1,
-    "ordered_by_rows": 5,
+    "ordered_by_rows": 8,
     "over_sorted": 6,
 }
 SHALLOW = (
@@ -38,7 +38,7 @@ SHALLOW = (
     *("distinct",) * 2,
     *("grouped",) * 3,
     "constants",
-    "ordered_by_rows",
+    *("ordered_by_rows",) * 2,
     "over_sorted",
 )
 """What the innermost queries look like."""
@@ -215,14 +215,22 @@ class Grammar(Sources):
     def _ordered_by_rows(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         """An ORDER BY that decides how many rows there are, by an aggregate or a set-returning function."""
         source, scope, where = self.from_clause(depth, outer)
-        limit = f" LIMIT {self.chance.randint(1, 4)}" if self.odds(0.3) else ""
-        if self.odds(0.4):
-            self.tag("aggregate only in ORDER BY")
+        limit = f" LIMIT {self.chance.randint(1, 4)}" if self.odds(0.2) else ""
+        if self.odds(0.45):
+            self.tag("aggregate in ORDER BY")
             order = self.aggregate(self.pick(("int", "num", "text", "date")), scope) + self._direction()
-            outputs = [
-                self.pick(LITERALS[kind]) if self.odds(0.7) else self.aggregate(kind, scope) for kind in kinds
-            ]
-            return f"SELECT {listed(outputs)} FROM {source}{where} ORDER BY {order}{limit}"
+            if self.odds(0.7):
+                self.tag("aggregate only in ORDER BY")
+                outputs = [self.pick(LITERALS[kind]) for kind in kinds]
+            else:
+                outputs = [self.aggregate(kind, scope) for kind in kinds]
+            query = f"SELECT {listed(outputs)} FROM {source}{where} ORDER BY {order}{limit}"
+            if depth > 0 and self.odds(0.5):
+                # The one row never changes; beside others it is more likely to be looked at.
+                return self.tagged(
+                    "UNION ALL", f"({query}) UNION ALL ({self.block(kinds, depth - 1, outer)})"
+                )
+            return query
         self.tag("set-returning function only in ORDER BY")
         if self.odds(0.15):
             keys = [self._key(scope) for _ in range(2)]
@@ -407,7 +415,7 @@ class Grammar(Sources):
         keys = {key.ref: key for key in (self._key(self._tellable(scope)) for _ in range(count))}
         if self.odds(0.4):
             self.tag("constant as key of grouping sets")
-            kind = self.pick(("text", "text", "int"))
+            kind = self.pick([kind for kind in kinds if kind in ("int", "text")] or ["int"])
             constant = self.pick(LITERALS[kind]) if kind == "text" else f"{self.chance.randint(0, 3)}::int"
             keys[constant] = Column(constant, kind, merged=True)
         names = list(keys)
@@ -438,7 +446,7 @@ class Grammar(Sources):
         if "grouping(" not in " ".join(outputs) and self.odds(0.2):
             self.tag("key of grouping sets by its position")
             keys = [str(outputs.index(key) + 1) if key in outputs else key for key in keys]
-        several = self.odds(0.3)
+        several = self.odds(0.4)
         # Every key occurs, for the select list may show it.
         elements = [self._set(keys, keys), *([self._set(keys)] if several else [])]
         if not several and self.odds(0.2):

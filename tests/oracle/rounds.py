@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -116,14 +117,16 @@ class Round:
         """Chosen by trial, for most random queries give nothing, or the same whatever is written."""
         chance = random.Random(seed)
         version = conn.info.server_version // 10_000
-        steps = [[tables.transaction(chance) for _ in range(chance.choice((1, 1, 2)))] for _ in range(STEPS)]
+        steps = [
+            [tables.transaction(chance) for _ in range(chance.choice((1, 2, 2, 3)))] for _ in range(STEPS)
+        ]
         drawn = Round(seed, tables.load(chance), {}, {}, steps)
         with conn.transaction(force_rollback=True):
             run(conn, drawn.load)
             relations = [*tables.TABLES, *tables.TABLES]
             for name, depth in SOURCES.items():
                 trials = [random_query(chance, relations, depth, version=version) for _ in range(TRIALS)]
-                query = max(trials, key=lambda each: result(conn, each).size)
+                query = max(trials, key=lambda each: worth(result(conn, each).size))
                 conn.execute(f"CREATE VIEW {name} AS {query.text}")
                 if name.startswith("r"):
                     drawn.views[name] = query
@@ -169,9 +172,9 @@ def lively_first(
     return ranks.__getitem__
 
 
-def suits(count: float) -> bool:
-    """Whether what has so many rows is worth reading."""
-    return 1 < count <= MOST_ROWS_OF_SOURCE
+def worth(count: float) -> float:
+    """Say how much what has so many rows is worth reading: the more the better, up to a limit."""
+    return count if count <= MOST_ROWS_OF_SOURCE else -min(count, sys.maxsize)
 
 
 class Result(NamedTuple):
@@ -181,7 +184,7 @@ class Result(NamedTuple):
     hash: int
 
 
-FAILED = Result(-1, 0)
+FAILED = Result(-math.inf, 0)
 FAILING = 3
 
 

@@ -132,7 +132,10 @@ class Sources(Calls, ABC):
         self.tag("derived table")
         kinds = ("int", *self.kinds(2))
         renamed = f"({names(kinds)})" if self.odds(0.1) else ""
-        return f"({self.body(kinds, depth - 1, outer)}) AS {alias}{renamed}", self._shown(alias, kinds, outer)
+        # What has one row at most shows more when it is joined than by itself.
+        shape = "ordered_by_rows" if self.odds(0.08) else ""
+        query = self.body(kinds, depth - 1, outer, shape=shape)
+        return f"({query}) AS {alias}{renamed}", self._shown(alias, kinds, outer)
 
     def _shown(self, alias: str, kinds: Iterable[str], outer: tuple[Column, ...]) -> Scope:
         columns = tuple(Column(f"{alias}.o{number}", kind) for number, kind in enumerate(kinds))
@@ -279,7 +282,7 @@ class Sources(Calls, ABC):
             table, alias = self.pick(tables), next(self.names)
             rest = {name: kind for name, kind in table.columns.items() if name not in merged}
             kinds = ["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"]
-            if number and not natural and self.odds(0.3):
+            if number and not natural and self.odds(0.4):
                 self.tag("LATERAL with USING")
                 kinds, rest = kinds[:2], {}
                 item = self._lateral_with(merged, alias, tuple(columns) + outer, depth)
@@ -325,16 +328,15 @@ class Sources(Calls, ABC):
         for _ in range(joined - 1):
             item, mine = self._source(depth - 1, outer)
             pairs = matching(scope.columns, mine.columns, stored=False)
+            size = scope.size * mine.size
             if pairs:
                 ours, theirs = self.pick(pairs)
                 conditions.append(f"{ours} = {theirs}")
+                size /= 4
+            elif size > MOST_ROWS:
+                break
             text += f", {item}"
-            scope = Scope(
-                scope.columns + mine.columns,
-                outer,
-                keyed=scope.keyed and mine.keyed,
-                size=scope.size * mine.size / 4,
-            )
+            scope = Scope(scope.columns + mine.columns, outer, keyed=scope.keyed and mine.keyed, size=size)
         return text, scope
 
 
