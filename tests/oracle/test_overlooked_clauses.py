@@ -175,6 +175,20 @@ AGGREGATES_OF_THE_QUERY_AROUND = [
     "SELECT t.a, t.b, (SELECT count(t.id)) AS n FROM t GROUP BY ROLLUP (t.a, t.b)",
 ]
 
+SUBQUERIES_AS_KEYS = [
+    "SELECT DISTINCT ON (m) (SELECT max(u.a) FROM u WHERE u.b = t.b) AS m, id FROM t ORDER BY m, id",
+    "SELECT (SELECT max(u.a) FROM u WHERE u.b = t.b) AS m, count(*) AS n FROM t GROUP BY m",
+    "SELECT (SELECT max(u.a) FROM u) AS m, count(*) AS n FROM t GROUP BY m",
+    "SELECT (SELECT count(*) FROM u WHERE u.b = t.b) + 1 AS m, count(*) AS n FROM t"
+    " GROUP BY (SELECT count(*) FROM u WHERE u.b = t.b)",
+    "SELECT (SELECT count(*) FROM u WHERE u.b = t.b) AS m, count(*) AS n FROM t GROUP BY m"
+    " HAVING (SELECT count(*) FROM u WHERE u.b = t.b) > 1",
+    "SELECT EXISTS (SELECT FROM u WHERE u.b = t.b) AS e, count(*) AS n FROM t GROUP BY e ORDER BY e",
+    "SELECT t.a, EXISTS (SELECT FROM u WHERE u.b = t.b) AS e, count(*) AS n FROM t GROUP BY ROLLUP (t.a, e)",
+    "SELECT a, b, (SELECT max(u.id) FROM u WHERE u.b = t.b) AS m FROM t GROUP BY ROLLUP (a, b)",
+    "SELECT id, rank() OVER (PARTITION BY (SELECT count(*) FROM u WHERE u.b = t.b) ORDER BY id) AS r FROM t",
+]
+
 LIMITS_BY_SUBQUERY = [
     "SELECT id, a FROM t ORDER BY id LIMIT (SELECT count(*) / 2 FROM k)",
     "SELECT id, a FROM t ORDER BY id DESC OFFSET (SELECT count(*) / 2 FROM k)",
@@ -203,6 +217,9 @@ INCREMENTAL = [
     Case("SELECT k.a, k IS NULL AS empty, k IS NOT NULL AS complete FROM k"),
     Case("SELECT t.id, u.m FROM t LEFT JOIN u ON u.id = t.id WHERE u IS NULL"),
     Case("SELECT t.id, u IS NOT NULL AS found FROM t LEFT JOIN u ON u.id = t.id"),
+    Case("SELECT id, (SELECT max(u.a) FROM u) AS m FROM t ORDER BY m, id"),
+    Case("SELECT id, (SELECT max(u.a) FROM u WHERE u.b = t.b) AS m FROM t ORDER BY m, id LIMIT 3"),
+    Case("SELECT id FROM t ORDER BY (SELECT max(u.a) FROM u WHERE u.b = t.b), id"),
     Case("SELECT id FROM t WHERE a >= ALL (SELECT u.a FROM u WHERE u.a IS NOT NULL)"),
     Case("SELECT id FROM t WHERE a < ANY (SELECT u.a FROM u WHERE u.b = t.b)"),
 ]
@@ -216,6 +233,7 @@ POINTS: dict[str, list[Case]] = {
     "constants as keys": CONSTANT_KEYS,
     "sorted subqueries": [Case(query) for query in SORTED_SUBQUERIES],
     "aggregates of the query around": [Case(query) for query in AGGREGATES_OF_THE_QUERY_AROUND],
+    "subqueries as keys": [Case(query) for query in SUBQUERIES_AS_KEYS],
     "limits by subquery": [Case(query) for query in LIMITS_BY_SUBQUERY],
     "incremental": INCREMENTAL,
 }

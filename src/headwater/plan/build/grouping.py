@@ -91,8 +91,9 @@ class Grouping(Subqueries):
         )
         alias = next(self._aliases)
         above = {GROUP: alias}
+        before = {name: self._lookups[name] for name in conditions}
         for name, items in conditions.items():
-            seen = self._lookups[name]
+            seen = before[name]
             self._lookups[name] = Lookup(
                 name, seen.node, tuple(item.realiased(above) for item in items), (), seen.exempt
             )
@@ -102,7 +103,9 @@ class Grouping(Subqueries):
             whole = condition.realiased(above)
             (late if whole.has_query else outer.predicates).append(whole)
         shown = [Output(output.name, output.expression.realiased(above)) for output in over]
-        return self._shown(outer, late, shown, {name: spec.realiased(above) for name, spec in specs.items()})
+        node = self._shown(outer, late, shown, {name: spec.realiased(above) for name, spec in specs.items()})
+        self._lookups |= before  # other sets of keys look up by columns of their own
+        return node
 
     def _aggregate_call(self, node: Node, number: int, columns: Lifted) -> Call:
         """The call with its non-constant arguments lifted into columns of the aggregate's input."""
