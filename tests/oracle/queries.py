@@ -348,6 +348,8 @@ class Grammar(Sources):
         self.tag("GROUP BY")
         source, scope, where = self.from_clause(depth, outer)
         keys = [self._key(scope) for _ in range(self.pick((1, 1, 1, 2, 2, 3)))]
+        if depth > 0 and self.odds(0.08):
+            keys.append(self._subquery_key(scope, depth))
         outputs = []
         for kind in kinds:
             fitting = [key.ref for key in keys if key.kind == kind]
@@ -386,6 +388,16 @@ class Grammar(Sources):
             )
             text, kind = self.pick(choices)
         return Column(text, kind, merged=True)  # a subquery could not refer to it
+
+    def _subquery_key(self, scope: Scope, depth: int) -> Column:
+        self.tag("GROUP BY subquery")
+        kind = self.pick(("int", "text", "bool"))
+        plain = Scope(tuple(column for column in scope.columns if not column.merged), scope.outer)
+        if kind == "bool":
+            text = f"EXISTS ({self.block(('int',), depth - 1, plain.further_in)})"
+        else:
+            text = self.scalar_subquery(kind, plain, depth)
+        return Column(text, kind, merged=True)
 
     def _having(self, keys: Sequence[Column], scope: Scope, depth: int) -> str:
         self.tag("HAVING")

@@ -143,7 +143,7 @@ class Sources(Calls, ABC):
 
     def _join(self, left: str, scope: Scope, depth: int) -> tuple[str, Scope]:
         """What stands there, joined with one more relation."""
-        if self.odds(0.15):
+        if self.odds(0.2):
             return self._lateral(left, scope, depth)
         if depth > 0 and self.odds(0.1):
             self.tag("nested join")
@@ -188,7 +188,7 @@ class Sources(Calls, ABC):
         alias = next(self.names)
         plain = Scope(tuple(column for column in scope.columns if not column.merged))
         numbered = False
-        if depth > 0 and self.odds(0.45):
+        if depth > 0 and self.odds(0.5):
             self.tag("LATERAL subquery")
             kinds = ("int", *self.kinds(1))
             item = f"LATERAL ({self.body(kinds, depth - 1, scope.further_in)}) AS {alias}"
@@ -223,7 +223,7 @@ class Sources(Calls, ABC):
         both = Scope(
             scope.columns + mine.columns, scope.outer, keyed=scope.keyed and numbered, size=scope.size * 2
         )
-        kind = self.pick(("JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "CROSS JOIN"))
+        kind = self.pick(("JOIN", "JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "CROSS JOIN"))
         if kind == "CROSS JOIN":
             return f"{left} CROSS JOIN {item}", both
         self.tag(f"{kind} LATERAL")
@@ -231,7 +231,7 @@ class Sources(Calls, ABC):
         return f"{left} {kind} {item} ON {on}", both
 
     def _lateral_condition(self, scope: Scope, mine: Scope) -> str:
-        if self.odds(0.3):
+        if self.odds(0.2):
             return "true"
         self.tag("LATERAL with ON")
         pairs = matching(scope.columns, mine.columns, stored=False)
