@@ -354,3 +354,8 @@ def matching(left: Iterable[Column], right: Sequence[Column], *, stored: bool) -
 
 def names(kinds: Sequence[str]) -> str:
     return ", ".join(f"o{number}" for number in range(len(kinds)))
+
+
+def listed(outputs: Sequence[str]) -> str:
+    """A select list."""
+    return ", ".join(f"{text} AS o{number}" for number, text in enumerate(outputs))
