@@ -50,6 +50,7 @@ _HOMES = {
     "Headwater": "api",
     "HeadwaterError": "errors",
     "HistoryEntry": "catalog.history",
+    "HistorySum": "catalog.history",
     "Incident": "catalog.incidents",
     "MissingIndex": "refresh.index_advice",
     "Outcome": "catalog.history",

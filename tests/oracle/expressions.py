@@ -93,6 +93,10 @@ class Expressions(ABC):
         self.tags.add(tag)
         return text
 
+    def direction(self) -> str:
+        """How a column is sorted."""
+        return self.pick(("", "", " DESC", " NULLS FIRST", " DESC NULLS LAST"))
+
     # scalars
 
     def expression(self, kind: str, scope: Scope, depth: int) -> str:

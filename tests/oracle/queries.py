@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from tests.oracle.calls import Call
 from tests.oracle.expressions import Column, Scope, Value, small
-from tests.oracle.sources import Sources, names
+from tests.oracle.groups import Groups
+from tests.oracle.sources import listed, names
 from tests.oracle.tables import LITERALS, Relation
 
 SHAPES = {
@@ -20,7 +21,7 @@ SHAPES = {
     "distinct": 6,
     "distinct_on": 6,
     "grouped": 18,
-    "grouping_sets": 8,
+    "grouping_sets": 12,
     "whole": 6,
     "windowed": 12,
     "limited": 6,
@@ -30,7 +31,7 @@ SHAPES = {
     "recursive": 1,
     "expanding": 5,
     "constants": 1,
-    "ordered_by_rows": 5,
+    "ordered_by_rows": 8,
     "over_sorted": 6,
 }
 SHALLOW = (
@@ -38,7 +39,7 @@ SHALLOW = (
     *("distinct",) * 2,
     *("grouped",) * 3,
     "constants",
-    "ordered_by_rows",
+    *("ordered_by_rows",) * 2,
     "over_sorted",
 )
 """What the innermost queries look like."""
@@ -72,7 +73,7 @@ def random_query(
     return Query(grammar.body(kinds, depth, shape=shape), kinds, frozenset(grammar.tags))
 
 
-class Grammar(Sources):
+class Grammar(Groups):
     """Makes queries: the clauses around FROM."""
 
     def shape(self) -> str:
@@ -88,11 +89,11 @@ class Grammar(Sources):
             case "distinct_on":
                 return self._distinct_on(kinds, depth, outer)
             case "grouped":
-                return self._grouped(kinds, depth, outer)
+                return self.grouped(kinds, depth, outer)
             case "grouping_sets":
-                return self._grouping_sets(kinds, depth, outer)
+                return self.grouping_sets(kinds, depth, outer)
             case "whole":
-                return self._whole(kinds, depth, outer)
+                return self.whole(kinds, depth, outer)
             case "windowed":
                 return self._windowed(kinds, depth, outer)
             case "limited":
@@ -100,7 +101,7 @@ class Grammar(Sources):
             case "ties":
                 self.tag("FETCH WITH TIES")
                 first = self.chance.randint(1, 3)
-                limit = f" ORDER BY o0{self._direction()} FETCH FIRST {first} ROWS WITH TIES"
+                limit = f" ORDER BY o0{self.direction()} FETCH FIRST {first} ROWS WITH TIES"
                 return self.block(kinds, depth, outer, limit=limit)
             case "set_operation":
                 return self._set_operation(kinds, depth, outer)
@@ -141,12 +142,9 @@ class Grammar(Sources):
             return self.pick(found).ref
         return self.expression(kind, scope, depth)
 
-    def _direction(self) -> str:
-        return self.pick(("", "", " DESC", " NULLS FIRST", " DESC NULLS LAST"))
-
     def _total(self, kinds: tuple[str, ...]) -> str:
         """An order by all columns: rows that it leaves open are equal."""
-        return ", ".join(f"o{number}{self._direction()}" for number in range(len(kinds)))
+        return ", ".join(f"o{number}{self.direction()}" for number in range(len(kinds)))
 
     def _limited(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         self.tag("LIMIT")
@@ -208,26 +206,34 @@ class Grammar(Sources):
 
     def sorted_values(self, value: Value, depth: int, outer: tuple[Column, ...]) -> str:
         source, scope, where = self.from_clause(depth, outer, most=2)
-        first = f"{self.pick(scope.columns)}{self._direction()}, " if self.odds(0.4) else ""
+        first = f"{self.pick(scope.columns)}{self.direction()}, " if self.odds(0.4) else ""
         # Rows that the order leaves open have the same value.
-        return f"SELECT {value(scope)} FROM {source}{where} ORDER BY {first}1{self._direction()}"
+        return f"SELECT {value(scope)} FROM {source}{where} ORDER BY {first}1{self.direction()}"
 
     def _ordered_by_rows(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         """An ORDER BY that decides how many rows there are, by an aggregate or a set-returning function."""
         source, scope, where = self.from_clause(depth, outer)
-        limit = f" LIMIT {self.chance.randint(1, 4)}" if self.odds(0.3) else ""
-        if self.odds(0.4):
-            self.tag("aggregate only in ORDER BY")
-            order = self.aggregate(self.pick(("int", "num", "text", "date")), scope) + self._direction()
-            outputs = [
-                self.pick(LITERALS[kind]) if self.odds(0.7) else self.aggregate(kind, scope) for kind in kinds
-            ]
-            return f"SELECT {listed(outputs)} FROM {source}{where} ORDER BY {order}{limit}"
+        limit = f" LIMIT {self.chance.randint(1, 4)}" if self.odds(0.2) else ""
+        if self.odds(0.45):
+            self.tag("aggregate in ORDER BY")
+            order = self.aggregate(self.pick(("int", "num", "text", "date")), scope) + self.direction()
+            if self.odds(0.7):
+                self.tag("aggregate only in ORDER BY")
+                outputs = [self.pick(LITERALS[kind]) for kind in kinds]
+            else:
+                outputs = [self.aggregate(kind, scope) for kind in kinds]
+            query = f"SELECT {listed(outputs)} FROM {source}{where} ORDER BY {order}{limit}"
+            if depth > 0 and self.odds(0.5):
+                # The one row never changes; beside others it is more likely to be looked at.
+                return self.tagged(
+                    "UNION ALL", f"({query}) UNION ALL ({self.block(kinds, depth - 1, outer)})"
+                )
+            return query
         self.tag("set-returning function only in ORDER BY")
         if self.odds(0.15):
-            keys = [self._key(scope) for _ in range(2)]
+            keys = [self.key(scope) for _ in range(2)]
             order = f"generate_series(1, {self.pick(('2', 'count(*) % 3'))})"
-            outputs = [self._of_groups(kind, keys, scope) for kind in kinds]
+            outputs = [self.of_groups(kind, keys, scope) for kind in kinds]
             where += f" GROUP BY {', '.join(map(str, keys))}"
         else:
             order = (
@@ -236,7 +242,7 @@ class Grammar(Sources):
                 else self.set_returning(scope)[1]
             )
             outputs = [self._output(kind, scope, depth) for kind in kinds]
-        order += self._direction()
+        order += self.direction()
         if limit:
             order += f", {self._total(kinds)}"
         return f"SELECT {listed(outputs)} FROM {source}{where} ORDER BY {order}{limit}"
@@ -245,7 +251,7 @@ class Grammar(Sources):
         """What depends on the order in which a subquery in FROM gives its rows."""
         inner = (*kinds, "int", "text")
         order = self.chance.sample(range(len(inner)), k=len(inner))
-        by = ", ".join(f"o{number}{self._direction()}" for number in order)
+        by = ", ".join(f"o{number}{self.direction()}" for number in order)
         if depth > 0 and self.odds(0.3):
             rows = f"SELECT * FROM ({self.body(inner, depth - 1, outer)}) AS {next(self.names)} ORDER BY {by}"
         else:
@@ -293,7 +299,7 @@ class Grammar(Sources):
 
     def _idle_order(self) -> str:
         """An ORDER BY that nothing depends on, at times."""
-        return f" ORDER BY o0{self._direction()}" if self.odds(0.05) else ""
+        return f" ORDER BY o0{self.direction()}" if self.odds(0.05) else ""
 
     def _constants(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         if depth > 0 and self.odds(0.4):
@@ -302,166 +308,6 @@ class Grammar(Sources):
             return f"SELECT {listed(outputs)} WHERE {self.condition(Scope((), outer), depth)}"
         self.tag("VALUES")
         return f"SELECT * FROM ({self.values(kinds)}) AS {next(self.names)}({names(kinds)})"
-
-    # GROUP BY
-
-    def _whole(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
-        self.tag("aggregate without GROUP BY")
-        source, scope, where = self.from_clause(depth, outer)
-        outputs = [
-            self._outer_aggregate(kind, scope) if self.odds(0.12) else self.aggregate(kind, scope)
-            for kind in kinds
-        ]
-        having = ""
-        if self.odds(0.1):
-            having = self.tagged("HAVING without GROUP BY", self._having([], scope, depth))
-        return f"SELECT {listed(outputs)} FROM {source}{where}{having}"
-
-    def _outer_aggregate(self, kind: str, scope: Scope) -> str:
-        """A subquery with an aggregate that belongs to the query around it."""
-        plain = Scope(tuple(column for column in scope.columns if not column.merged))
-        relation, alias = self.pick(self.relations), next(self.names)
-        own = next((name for name, its in relation.columns.items() if its == "int"), None)
-        numbers = plain.of("int")
-        self.tag("aggregate of the query around a subquery")
-        if kind == "int" and own and numbers and self.odds(0.3):
-            call = f"{self.pick(('max', 'sum', 'count'))}({self.pick(numbers)})"
-            return f"(SELECT count(*) FROM {relation.name} AS {alias} WHERE {alias}.{own} < {call})"
-        call = self.aggregate(kind, plain)
-        # An aggregate without a column of the query around would be one of the subquery.
-        return f"(SELECT {call})" if any(column.ref in call for column in plain.columns) else call
-
-    def _of_groups(self, kind: str, keys: Sequence[Column], scope: Scope) -> str:
-        """A key of a kind, or an aggregate."""
-        fitting = [key.ref for key in keys if key.kind == kind]
-        return self.pick(fitting) if fitting and self.odds(0.6) else self.aggregate(kind, scope)
-
-    def _grouped(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
-        self.tag("GROUP BY")
-        source, scope, where = self.from_clause(depth, outer)
-        keys = [self._key(scope) for _ in range(self.pick((1, 1, 1, 2, 2, 3)))]
-        outputs = []
-        for kind in kinds:
-            fitting = [key.ref for key in keys if key.kind == kind]
-            if fitting and self.odds(0.6):
-                outputs.append(self.pick(fitting))
-            elif kind == "int" and self.odds(0.1):
-                self.tag("window function over groups")
-                order = f"count(*){self._direction()}, {keys[0]}"
-                outputs.append(f"{self.pick(('rank()', 'dense_rank()', 'count(*)'))} OVER (ORDER BY {order})")
-            elif depth > 0 and self.odds(0.08):
-                # Of the grouped rows, only the keys are left for a subquery to refer to.
-                self.tag("scalar subquery beside aggregates")
-                outputs.append(self.scalar_subquery(kind, Scope(tuple(keys), outer), depth))
-            elif self.odds(0.06):
-                outputs.append(self._outer_aggregate(kind, scope))
-            elif kind == "int" and self.odds(0.06):
-                self.tag("set-returning function beside GROUP BY")
-                outputs.append(f"generate_series(1, {self.pick(('2', 'count(*) % 3'))})::int")
-            else:
-                outputs.append(self.aggregate(kind, scope, raw=depth > 1))
-        having = self._having(keys, scope, depth) if self.odds(0.35) else ""
-        return f"SELECT {listed(outputs)} FROM {source}{where} GROUP BY {', '.join(map(str, keys))}{having}"
-
-    def _key(self, scope: Scope) -> Column:
-        column = self.pick(scope.columns)
-        if self.odds(0.65) or column.kind not in ("int", "text"):
-            return column
-        self.tag("GROUP BY expression")
-        if column.kind == "text":
-            text, kind = self.pick((f"left({column}, 1)", f"coalesce({column}, '-')")), "text"
-        else:
-            choices = (
-                (f"({column} % 2)", "int"),
-                (f"coalesce({column}, 0)", "int"),
-                (f"({column} > 1)", "bool"),
-            )
-            text, kind = self.pick(choices)
-        return Column(text, kind, merged=True)  # a subquery could not refer to it
-
-    def _having(self, keys: Sequence[Column], scope: Scope, depth: int) -> str:
-        self.tag("HAVING")
-        number = self.column("int", Scope(scope.columns))
-        plain = [
-            f"count(*) > {self.pick((1, 2))}",
-            f"sum({number}) > 1",
-            f"max({number}) IS NULL",
-            f"count(*) FILTER (WHERE {self.simple(Scope(scope.columns))}) >= 1",
-            f"count(DISTINCT {number}) < 3",
-        ]
-        if depth > 0 and self.odds(0.4):
-            self.tag("subquery in HAVING")
-            groups = Scope(tuple(keys), scope.outer)
-            if self.odds(0.5):
-                return f" HAVING {self.condition(groups, depth)}"
-            call = self.pick(("count(*)", f"max({number})"))
-            return f" HAVING {call} >= {self.scalar_subquery('int', groups, depth)}"
-        return f" HAVING {self.pick(plain)}"
-
-    def _grouping_sets(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
-        if self.version >= 18 and self.odds(0.2):
-            (source, scope), where = self.twins(), ""
-        else:
-            source, scope, where = self.from_clause(depth, outer)
-        count = self.pick((1, 2, 2, 3))
-        keys = {key.ref: key for key in (self._key(self._tellable(scope)) for _ in range(count))}
-        if self.odds(0.4):
-            self.tag("constant as key of grouping sets")
-            kind = self.pick(("text", "text", "int"))
-            constant = self.pick(LITERALS[kind]) if kind == "text" else f"{self.chance.randint(0, 3)}::int"
-            keys[constant] = Column(constant, kind, merged=True)
-        names = list(keys)
-        outputs = []
-        for kind in kinds:
-            fitting = [key.ref for key in keys.values() if key.kind == kind]
-            if fitting and self.odds(0.7):
-                outputs.append(self.pick(fitting))
-            elif kind == "int" and self.odds(0.3):
-                outputs.append(self.tagged("grouping()", f"grouping({', '.join(names)})"))
-            elif kind == "int" and self.odds(0.08):
-                self.tag("window function over grouping sets")
-                outputs.append("rank() OVER (ORDER BY count(*))")
-            else:
-                outputs.append(self.aggregate(kind, scope, raw=depth > 1))
-        having = self._having([], scope, 0) if self.odds(0.2) else ""
-        return f"SELECT {listed(outputs)} FROM {source}{where} GROUP BY {self._sets(names, outputs)}{having}"
-
-    def _tellable(self, scope: Scope) -> Scope:
-        """What can be keys of grouping sets: before 18, the server confuses columns that are equal."""
-        if self.version >= 18:
-            return scope
-        stored = tuple(column for column in scope.columns if column.stored)
-        return Scope(stored or scope.columns[:1])
-
-    def _sets(self, keys: list[str], outputs: list[str]) -> str:
-        """What follows GROUP BY: one element, or several, whose sets are multiplied."""
-        if "grouping(" not in " ".join(outputs) and self.odds(0.2):
-            self.tag("key of grouping sets by its position")
-            keys = [str(outputs.index(key) + 1) if key in outputs else key for key in keys]
-        several = self.odds(0.3)
-        # Every key occurs, for the select list may show it.
-        elements = [self._set(keys, keys), *([self._set(keys)] if several else [])]
-        if not several and self.odds(0.2):
-            elements.append(self.pick(keys))
-        if several and self.odds(0.5):
-            return self.tagged("GROUP BY DISTINCT", f"DISTINCT {', '.join(elements)}")
-        return ("ALL " if self.odds(0.05) else "") + ", ".join(elements)
-
-    def _set(self, keys: list[str], given: Sequence[str] = ()) -> str:
-        """ROLLUP, CUBE or GROUPING SETS of given keys, or of some."""
-        chosen = given or self.chance.sample(keys, k=self.chance.randint(1, len(keys)))
-        listed = ", ".join(self.chance.sample(chosen, k=len(chosen)))
-        match self.chance.randrange(5):
-            case 0 | 1:
-                return self.tagged("ROLLUP", f"ROLLUP ({listed})")
-            case 2:
-                return self.tagged("CUBE", f"CUBE ({listed})")
-            case 3:
-                sets = [f"({listed})", f"({self.pick(chosen)})", "()"]
-                return self.tagged("GROUPING SETS", f"GROUPING SETS ({', '.join(sets)})")
-            case _:
-                nested = self.pick((f"ROLLUP ({listed})", f"CUBE ({listed})", listed))
-                return self.tagged("GROUPING SETS", f"GROUPING SETS ({self.pick(keys)}, {nested})")
 
     # windows
 
@@ -521,7 +367,7 @@ class Grammar(Sources):
         if self.odds(0.7):
             partition = f"PARTITION BY {self.expression(self.pick(('int', 'text', 'int')), scope, 0)}"
         first = self.pick(scope.columns)
-        order = [first.ref + self._direction(), *(each.ref for each in scope.columns if each != first)]
+        order = [first.ref + self.direction(), *(each.ref for each in scope.columns if each != first)]
         return partition, f" ORDER BY {', '.join(order)}"
 
     def _distance(self, scope: Scope, partition: str) -> str:
@@ -589,8 +435,3 @@ class Grammar(Sources):
         main = self.body(kinds, depth - 1, outer, shape="rows")
         self.common.pop()
         return f"WITH RECURSIVE {name}(o0) AS ({start} {union} {step}){clauses} {main}"
-
-
-def listed(outputs: Sequence[str]) -> str:
-    """A select list."""
-    return ", ".join(f"{text} AS o{number}" for number, text in enumerate(outputs))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -34,6 +35,16 @@ MOST_ROWS, MOST_ROWS_OF_SOURCE = 300, 40
 SOURCES = {"r0": 1, "r1": 1, "s0": 0, "s1": 1}
 """The views and stream tables that queries read, and their depths."""
 
+IMPOSSIBLE = ("42", "0A", "XX")
+"""The classes of SQLSTATEs that no value causes: the server does not understand what it is asked."""
+DISTRUST = (
+    "are not those of its query",
+    "PostgreSQL's analysis of it differs",
+    "the server does not accept what the planner made of it",
+    "the SQL parser's tree of it is not understood",
+)
+"""What the guards of the product say of a plan that is wrong; the stream table is then recomputed."""
+
 Transaction = list[str]
 
 
@@ -41,8 +52,15 @@ class Mismatch(Exception):
     """A stream table does not hold what its query gives."""
 
 
+class BadPlan(Exception):
+    """A plan is wrong, which its stream table does not show, because it is recomputed instead."""
+
+
 class Rejected(Exception):
     """PostgreSQL does not accept a query: a mistake of the grammar."""
+
+
+FAILURES = (HeadwaterError, Mismatch, BadPlan, Rejected)
 
 
 @dataclass
@@ -99,14 +117,16 @@ class Round:
         """Chosen by trial, for most random queries give nothing, or the same whatever is written."""
         chance = random.Random(seed)
         version = conn.info.server_version // 10_000
-        steps = [[tables.transaction(chance) for _ in range(chance.choice((1, 1, 2)))] for _ in range(STEPS)]
+        steps = [
+            [tables.transaction(chance) for _ in range(chance.choice((1, 2, 2, 3)))] for _ in range(STEPS)
+        ]
         drawn = Round(seed, tables.load(chance), {}, {}, steps)
         with conn.transaction(force_rollback=True):
             run(conn, drawn.load)
             relations = [*tables.TABLES, *tables.TABLES]
             for name, depth in SOURCES.items():
                 trials = [random_query(chance, relations, depth, version=version) for _ in range(TRIALS)]
-                query = max(trials, key=lambda each: result(conn, each).size)
+                query = max(trials, key=lambda each: worth(result(conn, each).size))
                 conn.execute(f"CREATE VIEW {name} AS {query.text}")
                 if name.startswith("r"):
                     drawn.views[name] = query
@@ -152,9 +172,9 @@ def lively_first(
     return ranks.__getitem__
 
 
-def suits(count: float) -> bool:
-    """Whether what has so many rows is worth reading."""
-    return 1 < count <= MOST_ROWS_OF_SOURCE
+def worth(count: float) -> float:
+    """Say how much what has so many rows is worth reading: the more the better, up to a limit."""
+    return count if count <= MOST_ROWS_OF_SOURCE else -min(count, sys.maxsize)
 
 
 class Result(NamedTuple):
@@ -164,7 +184,7 @@ class Result(NamedTuple):
     hash: int
 
 
-FAILED = Result(-1, 0)
+FAILED = Result(-math.inf, 0)
 FAILING = 3
 
 
@@ -231,7 +251,7 @@ class Bench:
             try:
                 self._create(name, query)
                 made[name] = query
-            except (HeadwaterError, Mismatch, Rejected) as error:
+            except FAILURES as error:
                 failures.append(Failure(name, query, 0, error))
                 if name.startswith("s"):
                     return failures  # others need it
@@ -243,15 +263,21 @@ class Bench:
                     COVERAGE.refreshed(self._refresh(name, query.text))
                     if number == len(drawn.steps):
                         self._verify(name)
-                except (HeadwaterError, Mismatch, Rejected) as error:
+                except FAILURES as error:
                     failures.append(Failure(name, query, number, error))
                     del made[name]
         return failures
 
     def _create(self, name: str, query: Query) -> None:
         self._accept(query.text)
-        COVERAGE.created(query, self.hw.create(name, query.text))
+        COVERAGE.created(query, self._made(name, query.text))
         self._compare(name, query.text)
+
+    def _made(self, name: str, query: str) -> StreamTable:
+        made = self.hw.create(name, query)
+        loaded = self.hw.history(name, limit=1)[0]
+        trust(name, "; ".join([*made.mode_reasons, loaded.reason]), loaded.sqlstate)
+        return made
 
     def _accept(self, query: str) -> None:
         try:
@@ -263,6 +289,7 @@ class Bench:
         outcome = self.hw.refresh(name)[-1]
         if "does not hold" in outcome.reason:
             raise Mismatch(f"{name} was rebuilt: {outcome.reason}")
+        trust(name, outcome.reason, outcome.sqlstate)
         self._compare(name, query)
         return outcome
 
@@ -356,17 +383,24 @@ class Bench:
         run(self.conn, drawn.load)
         try:
             self._accept(query)
-            self.hw.create("reduced", query)
+            self._made("reduced", query)
             self._compare("reduced", query)
             for step in drawn.steps:
                 for transaction in step:
                     run(self.conn, transaction)
                 self._refresh("reduced", query)
-        except (HeadwaterError, Mismatch, Rejected) as error:
+        except FAILURES as error:
             return type(error) is type(like)
         finally:
             self._drop(["reduced"])
         return False
+
+
+def trust(name: str, reason: str, sqlstate: str | None) -> None:
+    """Raise if a stream table was recomputed because its plan is wrong, and not because of some value."""
+    met = [*re.findall(r"SQLSTATE (\w{5})", reason), *([sqlstate] if sqlstate else [])]
+    if any(each.startswith(IMPOSSIBLE) for each in met) or any(words in reason for words in DISTRUST):
+        raise BadPlan(f"{name} was recomputed: {reason}")
 
 
 def read_by(query: str, sources: dict[str, str]) -> list[str]:

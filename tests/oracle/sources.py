@@ -132,7 +132,10 @@ class Sources(Calls, ABC):
         self.tag("derived table")
         kinds = ("int", *self.kinds(2))
         renamed = f"({names(kinds)})" if self.odds(0.1) else ""
-        return f"({self.body(kinds, depth - 1, outer)}) AS {alias}{renamed}", self._shown(alias, kinds, outer)
+        # What has one row at most shows more when it is joined than by itself.
+        shape = "ordered_by_rows" if self.odds(0.08) else ""
+        query = self.body(kinds, depth - 1, outer, shape=shape)
+        return f"({query}) AS {alias}{renamed}", self._shown(alias, kinds, outer)
 
     def _shown(self, alias: str, kinds: Iterable[str], outer: tuple[Column, ...]) -> Scope:
         columns = tuple(Column(f"{alias}.o{number}", kind) for number, kind in enumerate(kinds))
@@ -140,7 +143,7 @@ class Sources(Calls, ABC):
 
     def _join(self, left: str, scope: Scope, depth: int) -> tuple[str, Scope]:
         """What stands there, joined with one more relation."""
-        if self.odds(0.15):
+        if self.odds(0.2):
             return self._lateral(left, scope, depth)
         if depth > 0 and self.odds(0.1):
             self.tag("nested join")
@@ -185,7 +188,7 @@ class Sources(Calls, ABC):
         alias = next(self.names)
         plain = Scope(tuple(column for column in scope.columns if not column.merged))
         numbered = False
-        if depth > 0 and self.odds(0.45):
+        if depth > 0 and self.odds(0.5):
             self.tag("LATERAL subquery")
             kinds = ("int", *self.kinds(1))
             item = f"LATERAL ({self.body(kinds, depth - 1, scope.further_in)}) AS {alias}"
@@ -220,7 +223,7 @@ class Sources(Calls, ABC):
         both = Scope(
             scope.columns + mine.columns, scope.outer, keyed=scope.keyed and numbered, size=scope.size * 2
         )
-        kind = self.pick(("JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "CROSS JOIN"))
+        kind = self.pick(("JOIN", "JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "CROSS JOIN"))
         if kind == "CROSS JOIN":
             return f"{left} CROSS JOIN {item}", both
         self.tag(f"{kind} LATERAL")
@@ -228,7 +231,7 @@ class Sources(Calls, ABC):
         return f"{left} {kind} {item} ON {on}", both
 
     def _lateral_condition(self, scope: Scope, mine: Scope) -> str:
-        if self.odds(0.3):
+        if self.odds(0.2):
             return "true"
         self.tag("LATERAL with ON")
         pairs = matching(scope.columns, mine.columns, stored=False)
@@ -279,7 +282,7 @@ class Sources(Calls, ABC):
             table, alias = self.pick(tables), next(self.names)
             rest = {name: kind for name, kind in table.columns.items() if name not in merged}
             kinds = ["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"]
-            if number and not natural and self.odds(0.3):
+            if number and not natural and self.odds(0.4):
                 self.tag("LATERAL with USING")
                 kinds, rest = kinds[:2], {}
                 item = self._lateral_with(merged, alias, tuple(columns) + outer, depth)
@@ -325,16 +328,15 @@ class Sources(Calls, ABC):
         for _ in range(joined - 1):
             item, mine = self._source(depth - 1, outer)
             pairs = matching(scope.columns, mine.columns, stored=False)
+            size = scope.size * mine.size
             if pairs:
                 ours, theirs = self.pick(pairs)
                 conditions.append(f"{ours} = {theirs}")
+                size /= 4
+            elif size > MOST_ROWS:
+                break
             text += f", {item}"
-            scope = Scope(
-                scope.columns + mine.columns,
-                outer,
-                keyed=scope.keyed and mine.keyed,
-                size=scope.size * mine.size / 4,
-            )
+            scope = Scope(scope.columns + mine.columns, outer, keyed=scope.keyed and mine.keyed, size=size)
         return text, scope
 
 
@@ -352,3 +354,8 @@ def matching(left: Iterable[Column], right: Sequence[Column], *, stored: bool) -
 
 def names(kinds: Sequence[str]) -> str:
     return ", ".join(f"o{number}" for number in range(len(kinds)))
+
+
+def listed(outputs: Sequence[str]) -> str:
+    """A select list."""
+    return ", ".join(f"{text} AS o{number}" for number, text in enumerate(outputs))

@@ -91,8 +91,9 @@ class Grouping(Subqueries):
         )
         alias = next(self._aliases)
         above = {GROUP: alias}
+        before = {name: self._lookups[name] for name in conditions}
         for name, items in conditions.items():
-            seen = self._lookups[name]
+            seen = before[name]
             self._lookups[name] = Lookup(
                 name, seen.node, tuple(item.realiased(above) for item in items), (), seen.exempt
             )
@@ -102,7 +103,9 @@ class Grouping(Subqueries):
             whole = condition.realiased(above)
             (late if whole.has_query else outer.predicates).append(whole)
         shown = [Output(output.name, output.expression.realiased(above)) for output in over]
-        return self._shown(outer, late, shown, {name: spec.realiased(above) for name, spec in specs.items()})
+        node = self._shown(outer, late, shown, {name: spec.realiased(above) for name, spec in specs.items()})
+        self._lookups |= before  # other sets of keys look up by columns of their own
+        return node
 
     def _aggregate_call(self, node: Node, number: int, columns: Lifted) -> Call:
         """The call with its non-constant arguments lifted into columns of the aggregate's input."""
@@ -160,17 +163,10 @@ class _Groups:
 
     def _outside(self, node: Node) -> Node | None:
         if kind_of(node) == "select_stmt":
-            return syntax.of_query(syntax.rewritten(node.select_stmt, self._inside))
+            # The aggregates in it are its own.
+            return syntax.of_query(syntax.rewritten(node.select_stmt, self._anywhere))
         if self._builder._relations.is_aggregate(node) and self._key(node) is None:
             return syntax.column(self._call(node).name, GROUP)
-        return self._anywhere(node)
-
-    def _inside(self, node: Node) -> Node | None:
-        """Below a subquery: an aggregate there is one of the subquery, if it reads what is inside."""
-        if self._builder._relations.is_aggregate(node):
-            read = Expression(node).aliases
-            if read and not any(self._builder._is_inside(alias) for alias in read):
-                raise Unsupported("an aggregate of the query outside in a subquery has no delta rule")
         return self._anywhere(node)
 
     def _anywhere(self, node: Node) -> Node | None:

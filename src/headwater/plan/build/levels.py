@@ -42,21 +42,24 @@ class Level:
 
 @dataclass(frozen=True)
 class Levels:
-    """A level, and the levels directly below it with how often each occurs."""
+    """A level, and the levels directly below it, equal ones once.
+
+    A subquery that is a key occurs in the text wherever the key is used, and in the analysis once or more
+    often, depending on the version of the server.
+    """
 
     own: Level
-    below: frozenset[tuple[Levels, int]]
+    below: frozenset[Levels]
 
     def all(self) -> Iterator[Level]:
         yield self.own
-        for levels, count in self.below:
-            yield from [level for level in levels.all() for _ in range(count)]
+        for levels in self.below:
+            yield from levels.all()
 
 
 def _levels(own: Level, below: Iterable[Levels]) -> Levels:
     """Leave out levels that do nothing: a list of VALUES in FROM may be one to the server, or none."""
-    telling = Counter(levels for levels in below if levels.below or levels.own != Level())
-    return Levels(own, frozenset(telling.items()))
+    return Levels(own, frozenset(levels for levels in below if levels.below or levels.own != Level()))
 
 
 def disagreement(read: Levels, analysed: Levels) -> str | None:

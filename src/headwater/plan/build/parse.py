@@ -13,11 +13,11 @@ from postgast.pg_query_pb2 import SelectStmt
 from headwater.plan.build.prune import pruned
 from headwater.plan.build.query import Builder
 from headwater.plan.build.rename import GROUP, renamed
-from headwater.plan.build.subqueries import Relations, View
+from headwater.plan.build.subqueries import Relations, View, bound_aliases
 from headwater.plan.build.unsupported import unsupported_constructs
 from headwater.plan.errors import Unsupported
 from headwater.plan.operators import Query, expressions, scans
-from headwater.plan.syntax import ParseError, parse
+from headwater.plan.syntax import ParseError, find, parse, walk
 
 __all__ = ["GROUP", "Parsed", "Relations", "View", "parse_query", "plan_query"]
 
@@ -42,10 +42,11 @@ def plan_query(query: SelectStmt, columns: tuple[str, ...], relations: Relations
     """The operators of a query that has been parsed."""
     try:
         reasons = unsupported_constructs(query)
-        for view in relations.views.values():
-            reasons += [
-                reason for reason in unsupported_constructs(parse(view.text)) if reason not in reasons
-            ]
+        views = [parse(view.text) for view in relations.views.values()]
+        for view in views:
+            reasons += [reason for reason in unsupported_constructs(view) if reason not in reasons]
+        if any(has_outer_aggregate(each, relations) for each in [query, *views]):
+            reasons.append("an aggregate of the query outside in a subquery has no delta rule")
         if reasons:
             return Parsed(None, tuple(reasons))
         root = pruned(renamed(Builder(relations).query(query, {}), columns))
@@ -68,6 +69,22 @@ def plan_query(query: SelectStmt, columns: tuple[str, ...], relations: Relations
         return Parsed(
             None, (f"the SQL parser's tree of it is not understood ({type(error).__name__}: {error})",)
         )
+
+
+def has_outer_aggregate(query: SelectStmt, relations: Relations) -> bool:
+    """Tell whether an aggregate stands in a subquery and belongs to a query around it.
+
+    In `SELECT (SELECT sum(t.a)) FROM t` it reads nothing of the subquery, so it makes one group of t. In a
+    subquery the server writes an alias before each column, unless a join merged it.
+    """
+    for link in find(query, "sub_link"):
+        inside = link.sub_link.subselect.select_stmt
+        own = bound_aliases(inside)
+        for call in filter(relations.is_aggregate, walk(inside)):
+            read = [node.column_ref.fields for node in find(call, "column_ref")]
+            if read and all(len(path) > 1 and path[0].string.sval not in own for path in read):
+                return True
+    return False
 
 
 def _reason(error: ParseError | Unsupported) -> str:

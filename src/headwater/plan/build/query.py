@@ -127,6 +127,7 @@ class Builder(FromItems, Grouping):
         asking = [item for item in conditions if item.has_query]
         if any(kind_of(node) == "grouping_set" for node in query.group_clause):
             asking = self._apart(block, asking)
+        scope.subqueries.clear()  # those above are answered before the rows are grouped
         outputs = []
         for target in query.target_list:
             with reading(target.res_target) as item:

@@ -65,6 +65,7 @@ class Scope:
     def __init__(self, relations: Iterable[Relation] = (), outer: Scope | None = None) -> None:
         self.relations = list(relations)
         self.outer = outer
+        self.subqueries: dict[bytes, Node] = {}  # what became of them, by how they are written
 
     def lookup(self, name: str, alias: str = "") -> Expression:
         found = self._find(name, alias)

@@ -22,6 +22,7 @@ from headwater.plan.build.scope import (
     Scope,
     every,
     has_window,
+    identity,
     starred,
 )
 from headwater.plan.errors import Unsupported
@@ -235,7 +236,13 @@ class Subqueries(ABC):
         return Expression(syntax.rewritten(node, change))
 
     def _sub_link(self, link: pg.SubLink, scope: Scope, environment: Environment) -> Node:
-        """A subquery in an expression, with what it is compared with."""
+        """A subquery in an expression, with what it is compared with.
+
+        One that is written several times becomes the same each time: it may be a key of the query.
+        """
+        mark = identity(Node(sub_link=link))
+        if mark in scope.subqueries:
+            return syntax.copied(scope.subqueries[mark])
         made = syntax.copied(link)
         with reading(link) as found:
             _ = found.oper_name
@@ -244,7 +251,8 @@ class Subqueries(ABC):
                 made.testexpr.CopyFrom(self._resolve(found.testexpr, scope, environment).node)
             query = self._subquery(found.subselect.select_stmt, kind, scope, environment)
             made.subselect.CopyFrom(syntax.of_query(query))
-        return Node(sub_link=made)
+        scope.subqueries[mark] = Node(sub_link=made)
+        return syntax.copied(scope.subqueries[mark])
 
     def _subquery(
         self, query: SelectStmt, kind: pg.SubLinkType, scope: Scope, environment: Environment
@@ -598,8 +606,8 @@ def as_exists(condition: Node) -> Node:
     if kind_of(condition) != "sub_link":
         return condition
     with reading(condition.sub_link) as link:
-        query, tested = link.subselect.select_stmt, link.testexpr
-        if link.sub_link_type != pg.ANY_SUBLINK or link.oper_name or free_aliases(query):
+        query, tested, operator = link.subselect.select_stmt, link.testexpr, link.oper_name
+        if link.sub_link_type != pg.ANY_SUBLINK or operator or free_aliases(query):
             return condition  # a correlated one stays as it is
     values = list(tested.row_expr.args) if kind_of(tested) == "row_expr" else [tested]
     names = [f"c{number + 1}" for number in range(len(values))]
