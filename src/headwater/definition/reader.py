@@ -624,7 +624,7 @@ class _Types:
         """The columns of a query's result."""
         shape = sql.Identifier("pg_temp", "hw_shape")
         self._connection.execute(
-            sql.SQL("CREATE TEMP TABLE hw_shape ON COMMIT DROP AS {} WITH NO DATA").format(sql.SQL(text))
+            sql.SQL("CREATE TEMP TABLE hw_shape ON COMMIT DROP AS ({}) WITH NO DATA").format(sql.SQL(text))
         )
         relation = one(self._connection, "SELECT 'pg_temp.hw_shape'::regclass::oid")[0]
         columns = self.columns_of([relation])[relation]
