@@ -210,6 +210,8 @@ INCREMENTAL = [
     Case("SELECT a, JSON_ARRAYAGG(id ORDER BY id RETURNING jsonb) AS ids FROM t GROUP BY a", 16),
     Case("SELECT a, JSON_OBJECTAGG(id VALUE b RETURNING jsonb) AS o FROM t GROUP BY a", 16),
     Case("SELECT id, b IS JSON AS is_json FROM t", 16),
+    Case("SELECT id FROM t WHERE b IS JSON", 16),
+    Case("SELECT t.id, u.m FROM t JOIN u ON u.id = t.id WHERE t.b IS JSON", 16),
     Case("SELECT t.id, u.m FROM t LEFT JOIN u ON u.id = t.id AND t.b IS JSON", 16),
     Case("SELECT x.a, t.id, u.m FROM t JOIN u USING (a) AS x"),
     Case("SELECT x.a, x.b, t.id, u.m FROM t LEFT JOIN u USING (a, b) AS x"),

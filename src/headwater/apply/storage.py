@@ -129,7 +129,7 @@ def adopt(connection: Connection, table: str, name: str) -> None:
 
 def _creation(table: str, plan: MaintenancePlan) -> sql.Composed:
     # Room in each page lets an updated group stay in it, without a new index entry.
-    return sql.Composed([statement(f"CREATE TABLE {table} WITH (fillfactor = 90) AS {plan.full_sql()}")])
+    return sql.Composed([statement(f"CREATE TABLE {table} WITH (fillfactor = 90) AS ({plan.full_sql()})")])
 
 
 def rename_columns(

@@ -121,7 +121,7 @@ class Scratch:
         end = "DROP" if is_pooled(self.connection) else "DELETE ROWS"
         return (
             f"CREATE TEMP TABLE IF NOT EXISTS {identifier(step.table)} ON COMMIT {end}"
-            f" AS {step.select} WITH NO DATA"
+            f" AS ({step.select}) WITH NO DATA"
         )
 
     def _limited(self) -> AbstractContextManager[None]:

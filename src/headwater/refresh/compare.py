@@ -150,7 +150,7 @@ def compare_beside(
         wanted, found = (f"SELECT * FROM (\n{side}\n) AS whole WHERE {condition}" for side in (wanted, found))
         if not whole:
             said, method = f"a sample of {keys} keys", "sample"
-    connection.execute(statement(f"CREATE TEMP TABLE hw_found ON COMMIT DROP AS {wanted} WITH NO DATA"))
+    connection.execute(statement(f"CREATE TEMP TABLE hw_found ON COMMIT DROP AS ({wanted}) WITH NO DATA"))
     with (
         beside.cursor().copy(statement(f"COPY ({found}) TO STDOUT")) as source,
         connection.cursor().copy("COPY pg_temp.hw_found FROM STDIN") as sink,
