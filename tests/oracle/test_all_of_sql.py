@@ -59,7 +59,9 @@ def test_all_of_sql(
             if number % 4 == 1:
                 monkeypatch.setattr(steps, "MOST_AT_ONCE", 0)
             bench = Bench(conn, large if number % 2 else small, REDUCE_SECONDS)
-            failures += bench.play(Round.draw(number, conn))
+            found = bench.play(Round.draw(number, conn))
+            print(*found, sep="\n\n", flush=True)  # at once, for a soak may be interrupted
+            failures += found
             monkeypatch.undo()
             enough = COVERAGE.modes.total() >= cases and time.monotonic() - started > SOAK_SECONDS
             if enough or len(failures) >= MOST_FAILURES:
