@@ -16,7 +16,8 @@ from headwater.catalog import stream_tables as catalog
 from headwater.catalog.history import Outcome
 from headwater.catalog.stream_tables import EngineName, Mode, StreamTable, TierChoice
 from headwater.db.connection import bound, transaction
-from headwater.definition.reader import DefinitionReader, definition_oid
+from headwater.definition.reader import DefinitionReader
+from headwater.definition.views import definition_oid
 from headwater.engine.select import Dispatch
 from headwater.errors import AlreadyExists, ConnectionFailed, NotFound, Suspended
 from headwater.handle import Handle, verb

@@ -19,7 +19,8 @@ from tests.conformance.constructs import SETUP, Construct, all_constructs
 
 from headwater.db.connection import Connection, connect, one, transaction
 from headwater.db.scratch import statement
-from headwater.definition.reader import DefinitionReader, expression_types
+from headwater.definition.reader import DefinitionReader
+from headwater.definition.types import expression_types
 from headwater.engine.spark.compile import compile_program, full_refusal
 from headwater.engine.spark.transport.encoding import Refused
 from headwater.plan.storage_plan import MaintenancePlan

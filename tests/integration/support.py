@@ -14,7 +14,7 @@ from psycopg import sql
 from headwater import Headwater, Outcome
 from headwater.catalog import stream_tables as catalog
 from headwater.db.scratch import Scratch, statement
-from headwater.definition.reader import definition_name
+from headwater.definition.views import definition_name
 from headwater.plan.steps import Attempt, Fetch, Fill, Step
 
 Connection = psycopg.Connection[Any]

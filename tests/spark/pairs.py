@@ -19,7 +19,8 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 
 from headwater.db.connection import Connection, one, transaction
 from headwater.db.scratch import statement
-from headwater.definition.reader import Definition, DefinitionReader, expression_types
+from headwater.definition.reader import Definition, DefinitionReader
+from headwater.definition.types import expression_types
 from headwater.engine.spark.runtime.workload import bulk_work, small_work
 from headwater.engine.spark.translate import Leaf, Translator
 from headwater.engine.spark.transport import encoding, read

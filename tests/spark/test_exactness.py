@@ -18,7 +18,7 @@ from tests.spark.pairs import Compared, Pairs
 
 from headwater.db.connection import Connection, connect
 from headwater.db.scratch import statement
-from headwater.definition.reader import read_source
+from headwater.definition.relations import read_source
 from headwater.engine.spark.transport import encoding, read, write
 from headwater.engine.spark.transport.wire import Column
 from headwater.plan.quoting import identifier

@@ -14,7 +14,7 @@ from tests.spark.pairs import MODES, define, set_to
 
 from headwater.db.connection import Connection, connect, transaction
 from headwater.db.scratch import Scratch, statement
-from headwater.definition.reader import expression_types
+from headwater.definition.types import expression_types
 from headwater.engine.spark.compile import compile_program
 from headwater.engine.spark.engine import SparkEngine
 from headwater.engine.spark.sizes import source_size

@@ -31,7 +31,7 @@ from headwater.config import Settings
 from headwater.db.connection import Connection, one, retried, transaction
 from headwater.db.queries import query
 from headwater.db.scratch import statement
-from headwater.definition.reader import read_source
+from headwater.definition.relations import read_source
 from headwater.errors import AlreadyExists, ConsumerLost, NotFound
 from headwater.plan.operators import Source
 from headwater.plan.quoting import identifier, literal

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from headwater.capture import triggers
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
-from headwater.definition.reader import read_source
+from headwater.definition.relations import read_source
 from headwater.plan.operators import Source, SourceColumn
 
 LIFECYCLE_LOCK = 4_855_311_378

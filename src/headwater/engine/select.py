@@ -21,7 +21,9 @@ from headwater.config import Settings
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.route import Route
-from headwater.definition.reader import Definition, definition_name, expression_types
+from headwater.definition.reader import Definition
+from headwater.definition.types import expression_types
+from headwater.definition.views import definition_name
 from headwater.engine.base import Engine, Engines
 from headwater.engine.cost_model import Verdict, at_least, choose, crossover, dearer_than_full, patience_ms
 from headwater.engine.observations import INSTEAD, Experience

@@ -9,7 +9,7 @@ from headwater.capture.triggers import change_table
 from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import Frontier, StreamTable
 from headwater.db.connection import Connection, transaction
-from headwater.definition.reader import definition_oid
+from headwater.definition.views import definition_oid
 from headwater.engine.observations import Prediction
 from headwater.inspect.transcript import Statement, Transcript
 from headwater.plan.aggregates import obstacle

@@ -13,7 +13,8 @@ from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import EngineName, Mode, StreamTable, TierChoice
 from headwater.db.connection import Connection, retried, transaction, translated
 from headwater.db.queries import query
-from headwater.definition.reader import DefinitionReader, definition_oid
+from headwater.definition.reader import DefinitionReader
+from headwater.definition.views import definition_oid
 from headwater.errors import HeadwaterError
 from headwater.lifecycle.drop import being_created
 from headwater.lifecycle.options import Options, checked_options

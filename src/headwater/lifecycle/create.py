@@ -27,7 +27,8 @@ from headwater.config import storable
 from headwater.db.connection import DEPENDENT_OBJECTS, Connection, one, retried, transaction, translated
 from headwater.db.queries import query
 from headwater.db.route import Route
-from headwater.definition.reader import Definition, DefinitionReader, definition_oid
+from headwater.definition.reader import Definition, DefinitionReader
+from headwater.definition.views import definition_oid
 from headwater.engine.select import Decision
 from headwater.errors import (
     AlreadyExists,

@@ -19,7 +19,7 @@ from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import StreamTable
 from headwater.db.connection import DEPENDENT_OBJECTS, Connection, one, retried, transaction, translated
 from headwater.db.queries import query
-from headwater.definition.reader import definition_name, find_definition
+from headwater.definition.views import definition_name, find_definition
 from headwater.errors import AlreadyExists, DependentsExist, HeadwaterError
 
 CREATOR_LOCK = 1_214_607

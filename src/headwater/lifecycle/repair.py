@@ -34,7 +34,7 @@ from headwater.catalog.stream_tables import Health, StreamTable
 from headwater.db.connection import Connection, one, retried, transaction, translated
 from headwater.db.queries import query
 from headwater.db.scratch import statement
-from headwater.definition.reader import DEFINITIONS, new_definition_name
+from headwater.definition.views import DEFINITIONS, new_definition_name
 from headwater.errors import HeadwaterError, RefreshFailed
 from headwater.lifecycle.create import Creation
 from headwater.lifecycle.drop import Removal

@@ -24,14 +24,14 @@ from headwater.catalog.stream_tables import StreamTable
 from headwater.db.connection import Connection, retried, transaction
 from headwater.db.queries import query
 from headwater.db.scratch import prefix_of
-from headwater.definition.reader import (
+from headwater.definition.reader import Definition
+from headwater.definition.roundtrip import same_meaning
+from headwater.definition.views import (
     DEFINITIONS,
-    Definition,
     definition_name,
     definition_oid,
     find_definition,
     new_definition_name,
-    same_meaning,
 )
 from headwater.errors import DependentsExist, LockNotAvailable
 from headwater.lifecycle.drop import Removal

@@ -7,14 +7,9 @@ from psycopg import sql
 
 from headwater.db.connection import PINNED_SETTINGS, Connection, one, translated
 from headwater.db.scratch import statement
-from headwater.definition.reader import (
-    DEFINITIONS,
-    Definition,
-    DefinitionReader,
-    ReadRelation,
-    definition_oid,
-    new_definition_name,
-)
+from headwater.definition.reader import Definition, DefinitionReader
+from headwater.definition.relations import ReadRelation
+from headwater.definition.views import DEFINITIONS, definition_oid, new_definition_name
 from headwater.errors import AlreadyExists, InvalidName, InvalidQuery, InvalidSource, MissingPrivilege
 from headwater.lifecycle.drop import being_created, initializing
 from headwater.plan.build.scope import SYSTEM_COLUMNS

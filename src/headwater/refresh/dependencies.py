@@ -30,7 +30,8 @@ from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import Mode, StreamTable
 from headwater.db.connection import Connection, TryAgain, one, transaction
 from headwater.db.queries import query
-from headwater.definition.reader import Definition, DefinitionReader, definition_name, definition_oid
+from headwater.definition.reader import Definition, DefinitionReader
+from headwater.definition.views import definition_name, definition_oid
 from headwater.errors import CyclicDependency, NotIncremental, RefreshFailed
 from headwater.plan.build.scope import SYSTEM_COLUMNS
 from headwater.plan.lineage import lineage

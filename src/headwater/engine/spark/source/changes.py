@@ -31,7 +31,8 @@ from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import StreamTable
 from headwater.db.connection import PINNED_SETTINGS, Connection, connect, one, transaction, translated
 from headwater.db.route import Route
-from headwater.definition.reader import DefinitionReader, definition_oid
+from headwater.definition.reader import DefinitionReader
+from headwater.definition.views import definition_oid
 from headwater.engine.spark.source.options import Options
 from headwater.engine.spark.transport import columns, tasks
 from headwater.engine.spark.transport.columns import ReadColumn, Shape, described
