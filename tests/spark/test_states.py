@@ -21,10 +21,12 @@ from headwater.engine.spark.sizes import source_size
 from headwater.engine.spark.steps import Collect, ReadHere, SizeOf
 from headwater.engine.spark.transport import read, write
 from headwater.plan.aggregates import delta_columns
+from headwater.plan.key_filter import HAS_NULL
 from headwater.plan.quoting import identifier
-from headwater.plan.render import HAS_NULL, WEIGHT, Staged, null_safe_equal
+from headwater.plan.staged import Staged
 from headwater.plan.steps import InPhase, Step, Steps, Tables, drive
 from headwater.plan.storage_plan import GroupPlan
+from headwater.plan.values import WEIGHT, null_safe_equal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

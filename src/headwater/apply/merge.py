@@ -13,9 +13,9 @@ from headwater.catalog.history import Applied
 from headwater.errors import DriftDetected
 from headwater.plan.aggregates import ROW_COUNT
 from headwater.plan.quoting import identifier
-from headwater.plan.render import WEIGHT, Column, consolidated_sql
 from headwater.plan.steps import Steps, Tables, fetch, fill, run
 from headwater.plan.storage_plan import VISIBLE, GroupPlan, MaintenancePlan, RecomputePlan, where_shown
+from headwater.plan.values import WEIGHT, Column, consolidated_sql
 
 ROW = "__hw_row"
 """Where a stored row is."""

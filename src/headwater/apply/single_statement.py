@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from headwater.apply.merge import BagStatements, GroupStatements, Target, emission_sql
 from headwater.catalog.history import Applied
-from headwater.plan.render import WEIGHT, Column, Staged, consolidated_sql
+from headwater.plan.staged import Staged
 from headwater.plan.steps import Steps, Tables, analyse, attempt, shape
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan
+from headwater.plan.values import WEIGHT, Column, consolidated_sql
 
 NUMBER = "__hw_number"
 DELTA, KEYS, AFFECTED, RESCANNED = "__hw_delta", "__hw_keys", "__hw_affected", "__hw_rescanned"

@@ -9,8 +9,8 @@ from psycopg import sql
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.db.scratch import identify_by_row, statement
+from headwater.plan.key_filter import HASH
 from headwater.plan.quoting import identifier
-from headwater.plan.render import HASH
 from headwater.plan.storage_plan import GroupPlan, IncrementalPlan, MaintenancePlan
 
 DATA = "headwater_data"

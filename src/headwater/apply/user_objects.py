@@ -17,8 +17,8 @@ from headwater.db.connection import Connection, TryAgain, one
 from headwater.db.queries import query
 from headwater.db.scratch import statement
 from headwater.errors import DependentsExist
+from headwater.plan.key_filter import HASH
 from headwater.plan.quoting import identifier
-from headwater.plan.render import HASH
 
 REFUSE_WRITE = "headwater_refuse_write"
 """The trigger that every view of a stream table has."""

@@ -35,7 +35,8 @@ from headwater.definition.relations import read_source
 from headwater.errors import AlreadyExists, ConsumerLost, NotFound
 from headwater.plan.operators import Source
 from headwater.plan.quoting import identifier, literal
-from headwater.plan.render import WEIGHT, Column, consolidated_sql, relation_name
+from headwater.plan.render import relation_name
+from headwater.plan.values import WEIGHT, Column, consolidated_sql
 
 Start = Literal["now", "snapshot"]
 BEFORE_ALL = ""

@@ -8,7 +8,7 @@ from headwater.capture.buffers import change_table_sql, window
 from headwater.catalog.stream_tables import Frontier
 from headwater.plan.operators import Source
 from headwater.plan.quoting import identifier
-from headwater.plan.render import WEIGHT, Column, consolidated_sql
+from headwater.plan.values import WEIGHT, Column, consolidated_sql
 
 
 def changes_sql(

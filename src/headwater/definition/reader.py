@@ -40,9 +40,10 @@ from headwater.plan.operators import (
     Source,
     children,
 )
-from headwater.plan.render import Column, now_sql
+from headwater.plan.render import now_sql
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan, RecomputePlan
 from headwater.plan.syntax import parse
+from headwater.plan.values import Column
 from headwater.util.lru_cache import LRUCache
 
 Result = TypeVar("Result")

@@ -13,7 +13,8 @@ from headwater.db.queries import query
 from headwater.plan.errors import Unsupported
 from headwater.plan.expression import Expression
 from headwater.plan.operators import ColumnType, Output, Select, SourceColumn
-from headwater.plan.render import Column, now_sql
+from headwater.plan.render import now_sql
+from headwater.plan.values import Column
 
 # Types whose equality is identity. For the others equal values can differ: 1.0 and 1.00, 0 and -0.
 EXACT_TYPES = frozenset(

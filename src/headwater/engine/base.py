@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from headwater.plan.render import Staged
+from headwater.plan.staged import Staged
 from headwater.plan.steps import Steps, Tables
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 

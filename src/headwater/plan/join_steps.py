@@ -21,9 +21,9 @@ from headwater.plan.operators import (
     Source,
     SourceColumn,
 )
-from headwater.plan.render import ANY_TYPE
 from headwater.plan.semijoin import equalities
 from headwater.plan.terms import Term, Version
+from headwater.plan.values import ANY_TYPE
 
 JOINED = "w"
 """Alias of what was joined already."""

@@ -7,192 +7,36 @@ such column, every weight being 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from headwater.plan.key_filter import HAS_NULL, KeyFilter
 from headwater.plan.operators import (
     CORE,
     Aggregate,
     Apply,
-    ColumnType,
     Constant,
     Expansion,
     Input,
     Keyed,
     Lookup,
-    Node,
     Nonlinear,
     Query,
     Scan,
     Select,
     Source,
     UnionAll,
-    children,
 )
 from headwater.plan.quoting import identifier
 from headwater.plan.semijoin import can_restrict, core_column, grouping_column, path_to, type_of
+from headwater.plan.staged import Staged
 from headwater.plan.terms import Term, Version, terms
-
-WEIGHT = "__hw_w"
-HASH = "__hw_hash"
-HAS_NULL = "__hw_null"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of an intermediate result."""
-
-    name: str
-    type: ColumnType
-    nullable: bool = True
-
-    @property
-    def sql(self) -> str:
-        return identifier(self.name)
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Change rows that were left where capture put them, for they are many."""
-
-    relation: str  # SQL name of the change table
-    rows: int
-
-
-@dataclass(frozen=True)
-class Staged:
-    """Where the deltas of the changed sources are: source oid to a weighted table, or to a query of one."""
-
-    tables: Mapping[int, str]  # SQL names, or queries in parentheses that show the ctid
-    unstaged: Mapping[int, Changes] = field(default_factory=dict)
-    inner: Mapping[Nonlinear, str] = field(default_factory=dict)  # weighted tables of what changed inside
-    rows: Mapping[str, int] = field(default_factory=dict)  # in each table, where that is known
-    # Terms of which a part is joined: what is left of them, or None if that is nothing.
-    begun: Mapping[tuple[Select, Term], tuple[Select, Term] | None] = field(default_factory=dict)
-
-    @property
-    def changed(self) -> frozenset[int]:
-        return frozenset(self.tables)
-
-    def changes(self, node: Node) -> bool:
-        """Whether the rows of a node are others than before."""
-        match node:
-            case Scan():
-                return node.source.relation in self.tables
-            case Aggregate() | Keyed() | Apply():
-                return node in self.inner
-            case _:
-                return any(self.changes(child) for child in children(node))
-
-    def size(self, node: Node) -> int:
-        """About how many rows of a node changed."""
-        match node:
-            case Scan():
-                return self.rows.get(self.tables.get(node.source.relation, ""), 0)
-            case Aggregate() | Keyed() | Apply():
-                return self.rows.get(self.inner.get(node, ""), 0)
-            case _:
-                return sum(self.size(child) for child in children(node))
-
-
-ANY_TYPE = ColumnType("", "")
-"""Of a key that is compared by `=` as the query wrote it, whatever its type."""
-
-UNKNOWN_TYPE = replace(ANY_TYPE, groupable=False)
-"""Of a key that is compared as GROUP BY does, whatever its type.
-
-It is compared within arrays, where `=` of the type's default operator class decides, and NULLs are equal.
-"""
-
-
-@dataclass(frozen=True)
-class KeyFilter:
-    """Restricts rows to those whose keys are in a table of distinct keys.
-
-    Plain equality finds every key without a NULL and lets the server use indexes and hashes. Keys with a
-    NULL are found by their hash and compared null-safely, in a branch of its own that runs only if the table
-    holds any. The table of keys that may have a NULL says of each whether it does, and has its hash.
-    """
-
-    table: str
-    keys: tuple[Column, ...]
-    null_safe: bool = False
-    columns: tuple[str, ...] = ()  # those of the restricted node that hold the keys, if named otherwise
-    exists: bool = False  # keys need not be distinct, and rows need not come once for each
-    first: bool = False  # they are few, and the server is to begin with them
-    hashed: bool = True  # the table has the hash of each key
-
-    def branches(self) -> tuple[KeyFilter, ...]:
-        if not self.null_safe and any(key.nullable for key in self.keys):
-            return (self, replace(self, null_safe=True))
-        return (self,)
-
-    def named(self) -> list[tuple[str, Column]]:
-        """Each restricted column with its key."""
-        return list(zip(self.columns or [key.name for key in self.keys], self.keys, strict=True))
-
-    def predicates(self, expressions: Mapping[str, str]) -> list[str]:
-        sides = [(f"({expressions[name]})", f"kk.{key.sql}", key.type) for name, key in self.named()]
-        if not self.null_safe:
-            return [equal(*side) for side in sides]
-        nulls = [is_null(own) for (own, _, _), key in zip(sides, self.keys, strict=True) if key.nullable]
-        return [
-            *([f"({' OR '.join(nulls)})"] if nulls else []),
-            *self._matched(sides),
-            f"kk.{HAS_NULL}",
-            f"(SELECT bool_or(kn.{HAS_NULL}) FROM {self.table} AS kn)",
-        ]
-
-    def _matched(self, sides: Sequence[tuple[str, str, ColumnType]]) -> list[str]:
-        """Null-safe equality of keys in a form by which the server can join, and estimates how many match."""
-        own_hash = hash_sql([hashable(f"{own}::{kind.sql}", kind) for own, _, kind in sides])
-        hashes = hash_sql([hashable(theirs, kind) for _, theirs, kind in sides])
-        return [
-            f"{own_hash} = {f'kk.{HASH}' if self.hashed else hashes}",
-            rechecked(null_safe_equal(*side) for side in sides),
-        ]
-
-    def condition(self, expressions: Mapping[str, str]) -> str:
-        """As a condition on a row."""
-        return f"EXISTS (SELECT FROM {self.table} AS kk WHERE {' AND '.join(self.predicates(expressions))})"
-
-    def onto(self, below: Mapping[str, str | None]) -> KeyFilter | None:
-        """The filter on other columns that hold the same values, where they are known."""
-        pairs = [(inner, key) for name, key in self.named() if (inner := below.get(name)) is not None]
-        if not pairs:
-            return None
-        return replace(
-            self,
-            keys=tuple(replace(key, nullable=False) for _, key in pairs),
-            columns=tuple(inner for inner, _ in pairs),
-            exists=True,
-            hashed=False,  # for its hash is one of all keys
-        )
-
-
-def equal(left: str, right: str, kind: ColumnType) -> str:
-    if kind == UNKNOWN_TYPE:
-        return f"ARRAY[{left}] {kind.equality} ARRAY[{right}]"
-    return f"{left} {kind.equality} {right}"
-
-
-def null_safe_equal(left: str, right: str, kind: ColumnType) -> str:
-    """IS NOT DISTINCT FROM with the operator of the type's own operator class."""
-    return f"({equal(left, right, kind)} OR ({is_null(left)} AND {is_null(right)}))"
-
-
-def rechecked(conditions: Iterable[str]) -> str:
-    """Conditions that hold for nearly all pairs of rows whose hashes are equal.
-
-    The server would multiply their selectivities with that of the hash, expect no more than one row, and
-    join what comes after it in a nested loop. It does not look into a CASE, and expects half of the rows to
-    pass.
-    """
-    return f"CASE WHEN {' AND '.join(conditions)} THEN true ELSE false END"
-
-
-def is_null(value: str) -> str:
-    """IS NULL, which for a composite value would be true of one that has only NULLs in it, too."""
-    return f"{value} IS NOT DISTINCT FROM NULL"
+from headwater.plan.values import (
+    ANY_TYPE,
+    UNKNOWN_TYPE,
+    WEIGHT,
+    Column,
+    is_null,
+)
 
 
 def relation_name(source: Source) -> str:
@@ -376,99 +220,6 @@ def delta_sql(node: Query, staged: Staged, names: tuple[str, ...] = ()) -> str:
             if node in staged.inner:
                 return f"SELECT {listed}z.{WEIGHT} FROM {staged.inner[node]} AS z"
             return f"SELECT {listed}1::bigint AS {WEIGHT} FROM (\n{now_sql(node)}\n) AS z WHERE false"
-
-
-def old_sql(now: str, delta: str, columns: Sequence[Column]) -> str:
-    """The rows of a relation before its delta, a weighted table, made it what it is now."""
-    same = _same_row("n", "d", columns)
-    own, before = ("".join(f"{alias}.{column.sql}, " for column in columns) for alias in ("n", "b"))
-    met = f"EXISTS (SELECT FROM {delta} AS d WHERE {same})"
-    undone = "".join(f"{column.sql}, " for column in columns)
-    touched = consolidated_sql(
-        f"SELECT {own}1::bigint AS {WEIGHT} FROM ({now}) AS n WHERE {met}"
-        f" UNION ALL SELECT {undone}-{WEIGHT} FROM {delta} AS u",
-        columns,
-    )
-    return (
-        f"SELECT {own.rstrip(', ')} FROM ({now}) AS n WHERE NOT {met}\nUNION ALL\n"
-        f"SELECT {before.rstrip(', ')} FROM (\n{touched}\n) AS b, {copies(f'b.{WEIGHT}')}"
-    )
-
-
-def copies(weight: str) -> str:
-    """A FROM item with as many rows as a weight says.
-
-    Most weights are one, and what reads the rows is to be planned for about as many as there are. Of
-    generate_series with a bound that varies the server expects a thousand rows each time.
-    """
-    return f"unnest(array_fill(true, ARRAY[greatest({weight}, 0)::int])) AS copy"
-
-
-def _same_row(left: str, right: str, columns: Sequence[Column]) -> str:
-    """Two rows are indistinguishable; by a hash first, by which the server can join them."""
-    sides = [[identity(f"{side}.{column.sql}", column.type) for column in columns] for side in (left, right)]
-    compared = [f"{one} IS NOT DISTINCT FROM {other}" for one, other in zip(*sides, strict=True)]
-    hashes = f"{hash_sql(sides[0])} = {hash_sql(sides[1])}"
-    return f"{hashes} AND {rechecked(compared)}" if compared else hashes
-
-
-def consolidated_sql(weighted: str, columns: Sequence[Column]) -> str:
-    """Equal rows added up, those of weight zero left out.
-
-    Equal means indistinguishable: 1.0 and 1.00 stay apart. Numerics are told apart by their scale; a column
-    of another type whose equality is coarser than its text is grouped by its text and read back from it.
-    """
-    listed = "".join(f"{_grouped(column)} AS {column.sql}, " for column in columns)
-    grouping = [_grouped(column) for column in columns]
-    grouping += [f"scale(z.{column.sql})" for column in columns if column.type.numeric]
-    group = f" GROUP BY {', '.join(grouping)}" if grouping else ""
-    grouped = (
-        f"SELECT {listed}sum(z.{WEIGHT})::bigint AS {WEIGHT} FROM (\n{weighted}\n) AS z{group}"
-        f" HAVING sum(z.{WEIGHT}) <> 0"
-    )
-    if not any(_by_text(column) for column in columns):
-        return grouped
-    values = "".join(
-        f"{restored(y, column.type) if _by_text(column) else y} AS {column.sql}, "
-        for column in columns
-        for y in [f"y.{column.sql}"]
-    )
-    return f"SELECT {values}y.{WEIGHT} FROM (\n{grouped}\n) AS y"
-
-
-def _grouped(column: Column) -> str:
-    reference = f"z.{column.sql}"
-    return identity(reference, column.type) if _by_text(column) else reference
-
-
-def _by_text(column: Column) -> bool:
-    return not column.type.exact and not column.type.numeric
-
-
-def identity(reference: str, kind: ColumnType) -> str:
-    """An expression that is equal for two values only if they are indistinguishable."""
-    if kind.exact:
-        return reference
-    # The cast of bpchar to text drops blanks at the end; its output function does not.
-    text = f"textin(bpcharout({reference}))" if kind.base == "bpchar" else f"{reference}::text"
-    return f'{text} COLLATE "C"'
-
-
-def restored(text: str, kind: ColumnType) -> str:
-    """A value back from its text, with the collation that it had."""
-    return f"({text})::{kind.sql}" + (f" COLLATE {kind.collation}" if kind.collation else "")
-
-
-def hash_sql(references: Sequence[str]) -> str:
-    """A hash over values, NULLs included; nothing hashes to zero."""
-    return f"hash_record_extended(ROW({', '.join(references)}), 0)" if references else "0::bigint"
-
-
-def hashable(reference: str, kind: ColumnType) -> str:
-    """A key's part in the hash: equal keys must hash alike, so a coarse equality without a hash has none."""
-    if kind.hashable:
-        return reference
-    return f"{reference}::text" if kind.exact else "0"
 
 
 # Blocks

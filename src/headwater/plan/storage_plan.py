@@ -29,6 +29,7 @@ from headwater.plan.aggregates import (
 from headwater.plan.build.parse import GROUP
 from headwater.plan.expression import Expression
 from headwater.plan.join_steps import JoinSteps, join_steps
+from headwater.plan.key_filter import HAS_NULL, HASH, KeyFilter
 from headwater.plan.operators import (
     Aggregate,
     Keyed,
@@ -42,25 +43,21 @@ from headwater.plan.operators import (
     sources_of,
 )
 from headwater.plan.quoting import identifier
-from headwater.plan.render import (
-    HAS_NULL,
-    HASH,
+from headwater.plan.render import delta_sql, now_sql
+from headwater.plan.semijoin import own_conditions
+from headwater.plan.staged import Staged
+from headwater.plan.terms import Term
+from headwater.plan.values import (
     WEIGHT,
     Column,
-    KeyFilter,
-    Staged,
     consolidated_sql,
-    delta_sql,
     hash_sql,
     hashable,
     identity,
     is_null,
-    now_sql,
     null_safe_equal,
     rechecked,
 )
-from headwater.plan.semijoin import own_conditions
-from headwater.plan.terms import Term
 
 HIDDEN = "__hw_"
 VISIBLE = "__hw_visible"

@@ -26,9 +26,10 @@ from headwater.db.scratch import statement
 from headwater.definition.reader import Definition
 from headwater.errors import HeadwaterError
 from headwater.plan.freedom import Freedom, called, freedom
+from headwater.plan.key_filter import HASH
 from headwater.plan.operators import ColumnType
 from headwater.plan.quoting import literal
-from headwater.plan.render import HASH, WEIGHT, Column, hash_sql
+from headwater.plan.values import WEIGHT, Column, hash_sql
 
 FLOAT_TOLERANCE = 1e-9
 MOST_DIFFERENCES = 10_000

@@ -17,9 +17,9 @@ from headwater.db.connection import Connection, one
 from headwater.db.scratch import statement
 from headwater.db.sqlstates import leads_to_recomputing
 from headwater.definition.reader import Definition
+from headwater.plan.key_filter import HAS_NULL, KeyFilter
 from headwater.plan.materialize import Candidate, Layers, layers, source_of
 from headwater.plan.operators import Query, Source
-from headwater.plan.render import HAS_NULL, KeyFilter
 from headwater.plan.storage_plan import GroupPlan, IncrementalPlan
 
 DEAR = 20.0

@@ -18,7 +18,8 @@ from headwater.catalog.stream_tables import Frontier
 from headwater.engine.base import Engine, Engines
 from headwater.engine.postgres.engine import MOST_AT_ONCE, PostgresEngine, is_one_query
 from headwater.plan.materialize import Intermediate, Layers
-from headwater.plan.render import Changes, Staged, relation_name
+from headwater.plan.render import relation_name
+from headwater.plan.staged import Changes, Staged
 from headwater.plan.steps import Steps, Tables, fill, in_phase, shape
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 

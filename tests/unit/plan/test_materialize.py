@@ -7,8 +7,9 @@ from tests.unit.plan.world import root_of
 
 from headwater.plan.materialize import Candidate, layers, parts, source_of, stored_form
 from headwater.plan.operators import Aggregate, Query, Source, scans
-from headwater.plan.render import ANY_TYPE, Column, now_sql
+from headwater.plan.render import now_sql
 from headwater.plan.storage_plan import BagPlan, GroupPlan
+from headwater.plan.values import ANY_TYPE, Column
 
 COUNTED = "SELECT o.customer_id, count(*) AS n FROM public.orders o GROUP BY o.customer_id"
 

@@ -28,18 +28,17 @@ from tests.unit.plan.world import (
     select_of,
 )
 
+from headwater.plan.key_filter import KeyFilter
 from headwater.plan.operators import Aggregate, UnionAll
-from headwater.plan.render import (
+from headwater.plan.render import delta_sql, now_sql
+from headwater.plan.staged import Staged
+from headwater.plan.values import (
     Column,
-    KeyFilter,
-    Staged,
     consolidated_sql,
-    delta_sql,
     hash_sql,
     hashable,
     identity,
     is_null,
-    now_sql,
     null_safe_equal,
     restored,
 )

@@ -6,8 +6,10 @@ import pytest
 from tests.unit.plan.world import INTEGER, JSON, MONEY, bag_plan, group_plan
 
 from headwater.plan.aggregates import ROW_COUNT
-from headwater.plan.render import HASH, Column, Staged, null_safe_equal, rechecked
+from headwater.plan.key_filter import HASH
+from headwater.plan.staged import Staged
 from headwater.plan.storage_plan import HIDDEN, VISIBLE, RecomputePlan
+from headwater.plan.values import Column, null_safe_equal, rechecked
 
 COUNTED = "SELECT o.customer_id, count(*) AS n FROM public.orders o GROUP BY o.customer_id"
 LISTED = "SELECT o.customer_id, array_agg(o.id) AS ids FROM public.orders o GROUP BY o.customer_id"

@@ -43,9 +43,10 @@ from headwater.plan.operators import (
     UnionAll,
 )
 from headwater.plan.quoting import identifier
-from headwater.plan.render import Column, now_sql
+from headwater.plan.render import now_sql
 from headwater.plan.storage_plan import BagPlan, GroupPlan
 from headwater.plan.syntax import ParseError, parse
+from headwater.plan.values import Column
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

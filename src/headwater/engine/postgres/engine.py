@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from headwater.engine.postgres.nested_deltas import with_inner
 from headwater.engine.postgres.stepwise_joins import MANY_ROWS, Joins
 from headwater.plan.operators import Aggregate, Query, Select, UnionAll
-from headwater.plan.render import Staged
+from headwater.plan.staged import Staged
 from headwater.plan.steps import Steps, Tables, fill
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 

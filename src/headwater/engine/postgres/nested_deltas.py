@@ -12,29 +12,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from headwater.plan.expression import Expression
+from headwater.plan.key_filter import HAS_NULL, HASH, KeyFilter
 from headwater.plan.operators import CORE, Aggregate, Apply, Keyed, Lookup, Node, Nonlinear, Query, children
 from headwater.plan.quoting import identifier
-from headwater.plan.render import (
+from headwater.plan.render import aggregate_sql, apply_sql, keyed_sql, lookup_filter, now_sql
+from headwater.plan.staged import Staged
+from headwater.plan.steps import Steps, Tables, fill, index
+from headwater.plan.storage_plan import BagPlan, GroupPlan
+from headwater.plan.values import (
     ANY_TYPE,
-    HAS_NULL,
-    HASH,
     WEIGHT,
     Column,
-    KeyFilter,
-    Staged,
-    aggregate_sql,
-    apply_sql,
     consolidated_sql,
     hash_sql,
     hashable,
     is_null,
-    keyed_sql,
-    lookup_filter,
-    now_sql,
     old_sql,
 )
-from headwater.plan.steps import Steps, Tables, fill, index
-from headwater.plan.storage_plan import BagPlan, GroupPlan
 
 INDEXED_ROWS = 200
 """Rows of a lookup from which on looking into it by an index is worth making one."""

@@ -13,10 +13,12 @@ from dataclasses import replace
 
 from headwater.plan.join_steps import JoinStep
 from headwater.plan.operators import Node, Query, Select, UnionAll
-from headwater.plan.render import WEIGHT, Staged, block_sql, delta_sql
+from headwater.plan.render import block_sql, delta_sql
+from headwater.plan.staged import Staged
 from headwater.plan.steps import Steps, Tables, fill
 from headwater.plan.storage_plan import IncrementalPlan
 from headwater.plan.terms import Term, Version, terms
+from headwater.plan.values import WEIGHT
 
 MANY_ROWS = 100
 """From so many changed rows on, joining step by step is worth the statements."""

@@ -37,10 +37,10 @@ from headwater.plan.operators import (
     children,
 )
 from headwater.plan.quoting import identifier
-from headwater.plan.render import Column as ResultColumn
 from headwater.plan.scale import fixed_scale
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.substitute import around
+from headwater.plan.values import Column as ResultColumn
 
 
 def compile_program(plan: MaintenancePlan, types_of: TypesOf) -> Program:

@@ -33,15 +33,18 @@ from headwater.engine.spark.steps import Size, collect, pages_of, read_by_tasks,
 from headwater.engine.spark.translate import Leaf
 from headwater.engine.spark.transport.wire import BulkRead, Column
 from headwater.plan.expression import Expression
+from headwater.plan.key_filter import KeyFilter
 from headwater.plan.operators import Query, Scan, scanned_directly, scans
 from headwater.plan.quoting import identifier
-from headwater.plan.render import ANY_TYPE, WEIGHT, Changes, KeyFilter, Staged, delta_sql, input_sql, now_sql
-from headwater.plan.render import Column as KeyColumn
+from headwater.plan.render import delta_sql, input_sql, now_sql
 from headwater.plan.semijoin import can_restrict
+from headwater.plan.staged import Changes, Staged
 from headwater.plan.steps import Steps, Tables, fill, in_phase
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 from headwater.plan.substitute import substituted
 from headwater.plan.terms import Term, Version, terms
+from headwater.plan.values import ANY_TYPE, WEIGHT
+from headwater.plan.values import Column as KeyColumn
 
 SMALL_ROWS = 20_000
 """Up to about so many rows, an input comes through the driver."""

@@ -21,9 +21,9 @@ from headwater.engine.spark.transport.wire import Column, Kind
 from headwater.plan.aggregates import SCALE_DIGITS, State, StateKind, delta_columns
 from headwater.plan.operators import ColumnType, Query, Select
 from headwater.plan.quoting import identifier
-from headwater.plan.render import WEIGHT
 from headwater.plan.storage_plan import BagPlan, GroupPlan
 from headwater.plan.terms import Term, Version
+from headwater.plan.values import WEIGHT
 
 W = "w"
 """The weight on Spark."""

@@ -38,8 +38,8 @@ from headwater.engine.spark.transport import columns, tasks
 from headwater.engine.spark.transport.columns import ReadColumn, Shape, described
 from headwater.errors import AlreadyExists, HeadwaterError, InvalidSetting
 from headwater.plan.quoting import identifier
-from headwater.plan.render import WEIGHT
 from headwater.plan.storage_plan import GroupPlan
+from headwater.plan.values import WEIGHT
 
 WEIGHT_COLUMN = ReadColumn("_weight", "bigint", 20, spark.LongType())
 CHANGE_COLUMN = ReadColumn("_change", "text", 25, spark.StringType())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from headwater.engine.spark.transport.wire import Kind
 from headwater.plan.operators import ColumnType
-from headwater.plan.render import restored
+from headwater.plan.values import restored
 
 LARGEST_SCALE = 18
 """Fractional digits that a numeric may have on Spark, less zeros at the end; 20 are left for the rest."""
