@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from headwater.capture import triggers
+from headwater.capture import change_tables, triggers
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.definition.relations import read_source
@@ -42,14 +42,14 @@ def capture(connection: Connection, source_id: int, source: Source, columns: Col
     if not is_table:
         connection.execute(query("catalog", "touch_source_stream_table"), {"id": source_id})
     if row is None:
-        triggers.create_change_table(connection, source.relation)
+        change_tables.create(connection, source.relation)
         connection.execute(
             query("catalog", "set_captured"),
-            {"id": source_id, "change_table": triggers.change_table(source.relation)},
+            {"id": source_id, "change_table": change_tables.change_table(source.relation)},
         )
     elif is_table:
         triggers.install_triggers(connection, source)  # for the lock
-    triggers.add_columns(connection, source.relation, missing)
+    change_tables.add_columns(connection, source.relation, missing)
     for column in missing:
         connection.execute(
             query("catalog", "add_captured_column"), {"id": source_id, "attnum": column.attnum}
@@ -94,12 +94,12 @@ def reinstall(connection: Connection, source_id: int) -> None:
     elif not has_function:
         reasons.append(f"the capture function of {label} was replaced, so changes may be missing")
     if not has_table:
-        triggers.create_change_table(connection, relation)
+        change_tables.create(connection, relation)
         reasons.append(f"the change table of {label} was dropped")
     if has_triggers and not has_table:
         triggers.install_triggers(connection, source)  # for the lock
     triggers.remove_guard(connection, relation)
-    if triggers.fit_columns(connection, relation, wanted) and has_table:
+    if change_tables.fit_columns(connection, relation, wanted) and has_table:
         reasons.append(f"the change table of {label} had lost columns")
     lost = connection.execute(query("catalog", "forget_lost"), {"relation": relation}).fetchall()
     reasons += [lost_reason(label, reason) for (reason,) in lost[:1]]
@@ -150,7 +150,7 @@ def release_superfluous(connection: Connection) -> None:
     ).fetchall():
         if change_table is not None and not needed:
             triggers.remove_triggers(connection, relation)
-            triggers.drop_change_table(connection, relation)
+            change_tables.drop(connection, relation)
             connection.execute(query("catalog", "forget_capture"), {"id": source_id})
         elif superfluous and (source := read_source(connection, relation)) is not None:
             if source.kind == "table":
@@ -160,7 +160,7 @@ def release_superfluous(connection: Connection) -> None:
                 kept = set(row[1] if row is not None else []) - set(superfluous)
                 triggers.install_triggers(connection, source)  # for the lock
                 triggers.remove_guard(connection, relation)
-            triggers.remove_columns(connection, relation, superfluous)
+            change_tables.remove_columns(connection, relation, superfluous)
             if source.kind == "table":
                 wanted = [column for column in source.columns if column.attnum in kept]
                 _install_function(connection, source_id, source, wanted)

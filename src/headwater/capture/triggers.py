@@ -17,9 +17,6 @@ handler: by present names; if that fails, too, it leaves the mark of a TRUNCATE;
 headwater.lost_change. Either forces a rebuild. What it was made for is noted as the source's
 capture_signature, by which a refresh notices that it has to be made again.
 
-The index on the change table is a BRIN: rows come nearly in the order of their transactions, and a B-tree
-would take as long as the rows themselves. There is none for xid8, so it is on the number as a bigint.
-
 Installing and extending replace the triggers, which waits until every transaction that writes to the source
 has ended and lets none begin: a transaction that is not visible to the first refresh after it was captured
 in full. They do so before they touch a change table that is in use, for a writer locks the two in that order.
@@ -52,10 +49,10 @@ from typing import NamedTuple
 
 from psycopg import sql
 
-from headwater.capture.buffers import CHANGES, XID_NUMBER
+from headwater.capture.buffers import CHANGES
+from headwater.capture.change_tables import change_table
 from headwater.db.connection import Connection, one
 from headwater.db.queries import query
-from headwater.db.scratch import identify_by_row
 from headwater.plan.operators import Source, SourceColumn
 
 MOVES = "headwater_capture_move"
@@ -69,88 +66,6 @@ EVENTS = {
     "delete": "REFERENCING OLD TABLE AS old_rows",
     "truncate": "",
 }
-
-
-def change_table(relation: int) -> str:
-    return f"src_{relation}"
-
-
-def create_change_table(connection: Connection, relation: int) -> None:
-    """An empty change table without columns of the source."""
-    table = sql.Identifier(CHANGES, change_table(relation))
-    connection.execute(
-        sql.SQL(
-            "CREATE TABLE {} (xid xid8 NOT NULL, node integer NOT NULL DEFAULT 0, w integer NOT NULL)"
-        ).format(table)
-    )
-    identify_by_row(connection, table)
-    create_index(connection, table)
-
-
-def create_index(connection: Connection, table: sql.Identifier) -> None:
-    """The index on a change table."""
-    connection.execute(
-        sql.SQL("CREATE INDEX ON {} USING brin ({}) WITH (autosummarize = on)").format(
-            table, sql.SQL(XID_NUMBER)
-        )
-    )
-
-
-def add_columns(connection: Connection, relation: int, columns: Sequence[SourceColumn]) -> None:
-    """More columns; the change rows that are there already are for consumers that do without them."""
-    if not columns:
-        return
-    additions = [
-        sql.SQL("ADD COLUMN {} {}{}").format(
-            sql.Identifier(column.change_column),
-            sql.SQL(column.type.base),
-            sql.SQL(f" COLLATE {column.type.collation}" if column.type.collation else ""),
-        )
-        for column in columns
-    ]
-    connection.execute(
-        sql.SQL("ALTER TABLE {} {}").format(
-            sql.Identifier(CHANGES, change_table(relation)), sql.SQL(", ").join(additions)
-        )
-    )
-
-
-def remove_columns(connection: Connection, relation: int, numbers: Sequence[int]) -> None:
-    """Columns that nobody needs go, so that the source's own can be dropped or retyped."""
-    connection.execute(
-        sql.SQL("ALTER TABLE {} {}").format(
-            sql.Identifier(CHANGES, change_table(relation)),
-            sql.SQL(", ").join(
-                sql.SQL("DROP COLUMN {}").format(sql.Identifier(f"c{number}")) for number in numbers
-            ),
-        )
-    )
-
-
-def fit_columns(connection: Connection, relation: int, columns: Sequence[SourceColumn]) -> bool:
-    """Makes the change table have these columns with these types; false if it had them."""
-    table = sql.Identifier(CHANGES, change_table(relation))
-    names = [column.change_column for column in columns]
-    fitting = {
-        name
-        for (name,) in connection.execute(
-            query("catalog", "fitting_columns"),
-            {
-                "table": table.as_string(connection),
-                "names": names,
-                "types": [column.type.base for column in columns],
-            },
-        )
-    }
-    wrong = [column for column in columns if column.change_column not in fitting]
-    for column in wrong:
-        connection.execute(
-            sql.SQL("ALTER TABLE {} DROP COLUMN IF EXISTS {}").format(
-                table, sql.Identifier(column.change_column)
-            )
-        )
-    add_columns(connection, relation, wrong)
-    return bool(wrong)
 
 
 def install_function(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> None:
@@ -320,12 +235,6 @@ def remove_triggers(connection: Connection, relation: int) -> None:
         sql.SQL("DROP FUNCTION IF EXISTS {}() CASCADE").format(sql.Identifier(CHANGES, f"capture_{relation}"))
     )
     remove_guard(connection, relation)
-
-
-def drop_change_table(connection: Connection, relation: int) -> None:
-    connection.execute(
-        sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(CHANGES, change_table(relation)))
-    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from headwater.capture.triggers import change_table
+from headwater.capture.change_tables import change_table
 from headwater.catalog import stream_tables as catalog
 from headwater.catalog.stream_tables import Frontier, StreamTable
 from headwater.db.connection import Connection, transaction

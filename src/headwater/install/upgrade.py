@@ -21,7 +21,7 @@ from functools import partial
 import psycopg
 from psycopg import sql
 
-from headwater.capture import triggers
+from headwater.capture import change_tables
 from headwater.capture.buffers import CHANGES
 from headwater.capture.registry import LIFECYCLE_LOCK, renew_function
 from headwater.catalog import installed
@@ -77,7 +77,7 @@ class _Table:
             return
         connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(self.name))
         if self.lacks_index:
-            triggers.create_index(connection, self.name)
+            change_tables.create_index(connection, self.name)
         for name in self.old_indexes:
             connection.execute(sql.SQL("DROP INDEX IF EXISTS {}").format(sql.Identifier(CHANGES, name)))
         if self.lacks_identity:
