@@ -11,9 +11,11 @@ from postgast.pg_query_pb2 import Node as Tree
 from postgast.pg_query_pb2 import SelectStmt
 
 from headwater.plan import syntax
+from headwater.plan.build.aliases import free_aliases
+from headwater.plan.build.relations import CommonTable, Environment
 from headwater.plan.build.rename import renamed
 from headwater.plan.build.scope import MERGED, Block, Lifted, Relation, Scope, output_names
-from headwater.plan.build.subqueries import CommonTable, Environment, Subqueries, free_aliases, lifted_to_core
+from headwater.plan.build.subqueries import Subqueries, lifted_to_core
 from headwater.plan.errors import Unsupported
 from headwater.plan.expression import ColumnRef, Expression, all_of, column, conjuncts
 from headwater.plan.operators import (

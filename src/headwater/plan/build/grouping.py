@@ -10,9 +10,10 @@ from postgast import pg_query_pb2 as pg
 from postgast.pg_query_pb2 import Node
 
 from headwater.plan import syntax
+from headwater.plan.build.relations import Environment
 from headwater.plan.build.rename import GROUP
 from headwater.plan.build.scope import Block, Lifted, Scope, has_window, identity, is_row
-from headwater.plan.build.subqueries import Environment, Subqueries
+from headwater.plan.build.subqueries import Subqueries
 from headwater.plan.errors import Unsupported
 from headwater.plan.expression import Expression, column, column_of
 from headwater.plan.operators import Aggregate, Call, Input, Lookup, Output, Query

@@ -16,8 +16,8 @@ from postgast import pg_query_pb2 as pg
 from postgast.pg_query_pb2 import Node, SelectStmt
 
 from headwater.plan import syntax
+from headwater.plan.build.relations import Relations
 from headwater.plan.build.scope import is_window_call
-from headwater.plan.build.subqueries import Relations
 from headwater.plan.syntax import kind_of
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from postgast.pg_query_pb2 import SelectStmt
 
+from headwater.plan.build.aliases import bound_aliases
 from headwater.plan.build.prune import pruned
 from headwater.plan.build.query import Builder
+from headwater.plan.build.relations import Relations, View
 from headwater.plan.build.rename import GROUP, renamed
-from headwater.plan.build.subqueries import Relations, View, bound_aliases
 from headwater.plan.build.unsupported import unsupported_constructs
 from headwater.plan.errors import Unsupported
 from headwater.plan.operators import Query, expressions, scans

@@ -14,6 +14,7 @@ from postgast.pg_query_pb2 import Node, SelectStmt
 from headwater.plan import syntax
 from headwater.plan.build.from_items import FromItems
 from headwater.plan.build.grouping import Grouping
+from headwater.plan.build.relations import Environment
 from headwater.plan.build.rename import distinct, renamed
 from headwater.plan.build.scope import (
     MERGED,
@@ -25,7 +26,7 @@ from headwater.plan.build.scope import (
     is_window_call,
     output_name,
 )
-from headwater.plan.build.subqueries import Environment, conditions_of
+from headwater.plan.build.subqueries import conditions_of
 from headwater.plan.errors import Unsupported
 from headwater.plan.expression import Expression, column, column_of
 from headwater.plan.operators import Aggregate, Input, Keyed, Output, Query, UnionAll

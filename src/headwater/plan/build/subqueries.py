@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from postgast import pg_query_pb2 as pg
 from postgast.pg_query_pb2 import Node, SelectStmt
 
 from headwater.plan import syntax
+from headwater.plan.build.aliases import bound_aliases, free_aliases, inner_name, qualified, rename_aliases
+from headwater.plan.build.relations import CommonTable, Environment, Name, Relations
 from headwater.plan.build.rename import renamed
 from headwater.plan.build.scope import (
     MERGED,
@@ -35,82 +37,11 @@ from headwater.plan.operators import (
     Output,
     Query,
     Select,
-    Source,
 )
 from headwater.plan.syntax import function_name, kind_of, reading
 
-Name = tuple[str, str]
-"""A schema and a name."""
-
 ORDER_BLIND = frozenset("count sum avg min max bool_and bool_or every bit_and bit_or bit_xor".split())
 """Aggregates of PostgreSQL's own whose result does not depend on the order of the rows."""
-
-
-@dataclass(frozen=True)
-class View:
-    """A plain view that the query reads, to be expanded."""
-
-    text: str
-    columns: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Relations:
-    """What the server knows about the relations and functions that a query names."""
-
-    sources: Mapping[Name, Source]
-    views: Mapping[Name, View]
-    unusable: Mapping[Name, str]  # relations without capture, with the reason
-    aggregates: frozenset[Name]  # the aggregate functions that the query calls
-    set_returning: frozenset[Name] = frozenset()  # the functions it calls that return sets
-
-    def is_aggregate(self, node: Node) -> bool:
-        """Tell whether a node calls an aggregate, and not as a window function."""
-        match kind_of(node):
-            case "func_call":
-                call = node.func_call
-                return not call.HasField("over") and function_name(call) in self.aggregates
-            case "json_array_agg":
-                return not node.json_array_agg.constructor.HasField("over")
-            case "json_object_agg":
-                return not node.json_object_agg.constructor.HasField("over")
-            case _:
-                return False
-
-    def returns_set(self, node: Node) -> bool:
-        """Tell whether a set-returning function is called in an expression."""
-        return any(
-            kind_of(item) == "func_call" and function_name(item.func_call) in self.set_returning
-            for item in syntax.walk(node, into_queries=False)
-        )
-
-    def aggregate_calls(self, node: Node) -> list[Node]:
-        """The outermost aggregate calls in an expression."""
-        found: list[Node] = []
-
-        def note(item: Node) -> Node | None:
-            if kind_of(item) == "select_stmt":
-                return item
-            if self.is_aggregate(item):
-                found.append(syntax.copied(item))
-                return item
-            return None
-
-        syntax.rewritten(node, note)
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class CommonTable:
-    """A common table expression in scope."""
-
-    query: SelectStmt
-    names: tuple[str, ...]  # of its columns, if given
-    environment: Environment
-
-
-Environment = Mapping[str, CommonTable]
-"""Common table expressions in scope, by name."""
 
 
 class Subqueries(ABC):
@@ -373,7 +304,7 @@ class Subqueries(ABC):
                     item = node.range_var
                     if not item.schemaname and item.relname in common:
                         return syntax.range_var(
-                            _inner_name(item.relname), _inner_name(item.alias.aliasname or item.relname)
+                            inner_name(item.relname), inner_name(item.alias.aliasname or item.relname)
                         )
                     used = None
                     if not joined and not stars and not item.alias.colnames:
@@ -388,19 +319,19 @@ class Subqueries(ABC):
             if alias is not None:
                 if alias not in own:
                     return scope.whole_row(alias)
-                star = syntax.column(_inner_name(alias))
+                star = syntax.column(inner_name(alias))
                 star.column_ref.fields.append(Node(a_star=pg.A_Star()))
                 return star
             found = column_of(node)
             if found is None:
                 raise Unsupported(f"{syntax.text_of(node)} has no delta rule here")
             if found.alias in own:
-                return syntax.column(found.name, _inner_name(found.alias))
+                return syntax.column(found.name, inner_name(found.alias))
             return scope.lookup(found.name, found.alias).node if found.alias else node
 
         made = syntax.rewritten(query, change)
-        _rename_aliases(made)
-        self._inside |= {_inner_name(name) for name in own}
+        rename_aliases(made)
+        self._inside |= {inner_name(name) for name in own}
         return made
 
     def _inner_table(self, item: pg.RangeVar, used: set[str] | None, environment: Environment) -> Node:
@@ -484,29 +415,6 @@ def lifted_to_core(tree: Expression, core: set[str], lifted: Lifted) -> Expressi
     )
 
 
-def bound_aliases(query: SelectStmt) -> set[str]:
-    """The names that FROM items have anywhere in a query."""
-    found = set()
-    for node in syntax.walk(query):
-        match kind_of(node):
-            case "range_var":
-                found.add(node.range_var.alias.aliasname or node.range_var.relname)
-            case "range_subselect" | "range_function" | "range_table_func" | "json_table" as kind:
-                found.add(getattr(node, kind).alias.aliasname)
-            case "join_expr":
-                found |= {node.join_expr.alias.aliasname, node.join_expr.join_using_alias.aliasname}
-    return found - {""}
-
-
-def free_aliases(query: SelectStmt) -> set[str]:
-    """The aliases that a query refers to and does not bind; the server never gives one name to two."""
-    named = set()
-    for node in syntax.find(query, "column_ref"):
-        if len(node.column_ref.fields) == 2:
-            named.add(node.column_ref.fields[0].string.sval)
-    return named - bound_aliases(query)
-
-
 def _resolved_column(node: Node, scope: Scope) -> Node:
     alias = starred(node)
     if alias is not None:
@@ -526,27 +434,6 @@ def conditions_of(query: SelectStmt, scope: Scope) -> list[Node]:
 
 def _visible(scope: Scope) -> set[str]:
     return {item.alias for item in every(scope)} - {MERGED}
-
-
-def _inner_name(name: str) -> str:
-    """What a name inside a subquery becomes, so that it is none of our own."""
-    return f"s_{name}"
-
-
-def _rename_aliases(query: SelectStmt) -> None:
-    """Give every FROM item and common table of a query its inner name, in place."""
-    for node in syntax.walk(query):
-        match kind_of(node):
-            case "range_subselect" | "range_function" | "range_table_func" | "json_table" as kind:
-                alias = getattr(node, kind).alias
-                if alias.aliasname:
-                    alias.aliasname = _inner_name(alias.aliasname)
-            case "join_expr":
-                for alias in (node.join_expr.alias, node.join_expr.join_using_alias):
-                    if alias.aliasname:
-                        alias.aliasname = _inner_name(alias.aliasname)
-            case "common_table_expr":
-                node.common_table_expr.ctename = _inner_name(node.common_table_expr.ctename)
 
 
 def _is_outside(reference: ColumnRef, scope: Scope) -> bool:
@@ -578,24 +465,6 @@ def _equality(tree: Expression, alias: str) -> tuple[str, Expression] | None:
         if own is not None and own.alias == alias and other.references and alias not in other.aliases:
             return own.name, other
     return None
-
-
-def qualified(node: Node, scope: Scope) -> Node:
-    """The expression with the alias before each column: it may come to stand inside a subquery.
-
-    What has none inside a subquery that is there already is a column that USING merges, of that subquery.
-    """
-
-    def change(item: Node) -> Node | None:
-        if kind_of(item) == "select_stmt":
-            return item
-        found = column_of(item)
-        if found is None or found.alias:
-            return None
-        owner = next((rel.alias for rel in scope.relations if found.name in rel.columns), "")
-        return syntax.column(found.name, owner) if owner else None
-
-    return syntax.rewritten(node, change)
 
 
 def as_exists(condition: Node) -> Node:
