@@ -18,7 +18,7 @@ from headwater.catalog.stream_tables import EngineName, Mode, StreamTable, TierC
 from headwater.db.connection import bound, transaction
 from headwater.definition.reader import DefinitionReader
 from headwater.definition.views import definition_oid
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.errors import AlreadyExists, ConnectionFailed, NotFound, Suspended
 from headwater.handle import Handle, verb
 from headwater.inspect.explain import Explanation, explain
@@ -58,7 +58,7 @@ class Headwater(Handle):
         """
         super().__init__(dsn, overrides, direct_dsn=direct_dsn)
         self._reader = DefinitionReader(self._connection)
-        self._dispatch = Dispatch(self._route, progress)
+        self._selector = EngineSelector(self._route, progress)
         self._swept: float | None = None
 
     # the catalog
@@ -83,7 +83,7 @@ class Headwater(Handle):
         state = self._state()
         installed.require_primary(self._connection)
         settings = self._applied_settings(state)
-        refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
+        refresher = Refresher(self._connection, settings, self._reader, self._selector)
         attempts = settings.lock_attempts
         creation = Creation(self._connection, attempts, self._reader, refresher, self._route)
         repair = Repair(self._connection, attempts, refresher, creation, Removal(self._connection, attempts))
@@ -269,16 +269,16 @@ class Headwater(Handle):
             )
 
     def _refresher(self) -> Refresher:
-        return Refresher(self._connection, self._settings(writing=True), self._reader, self._dispatch)
+        return Refresher(self._connection, self._settings(writing=True), self._reader, self._selector)
 
     def _creation(self) -> Creation:
         settings = self._settings(writing=True)
-        refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
+        refresher = Refresher(self._connection, settings, self._reader, self._selector)
         return Creation(self._connection, settings.lock_attempts, self._reader, refresher, self._route)
 
     def _alteration(self) -> Alteration:
         settings = self._settings(writing=True)
-        refresher = Refresher(self._connection, settings, self._reader, self._dispatch)
+        refresher = Refresher(self._connection, settings, self._reader, self._selector)
         return Alteration(self._connection, settings.lock_attempts, self._reader, refresher)
 
     def _removal(self) -> Removal:

@@ -12,7 +12,7 @@ from headwater.db.connection import Connection, connect, one
 from headwater.db.route import Route
 from headwater.db.scratch import Scratch, in_temp, statement
 from headwater.definition.reader import DefinitionReader
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.plan.steps import Analyse, Attempt, Fetch, Fill, Run, Shape, Step
 from headwater.refresh.decide import Request
 from headwater.refresh.transaction import Refresher
@@ -72,7 +72,7 @@ def explained_refresh(dsn: str, name: str, *, work_mem: str | None = None) -> Ex
             connection,
             Settings(),
             DefinitionReader(connection),
-            Dispatch(Route(dsn)),
+            EngineSelector(Route(dsn)),
             lambda connection: ExplainingScratch(connection, found),
         )
         found.outcome = refresher.refresh(catalog.find(connection, name), Request())[-1]

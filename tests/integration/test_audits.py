@@ -18,7 +18,7 @@ from headwater.db.queries import query
 from headwater.db.route import Route
 from headwater.definition import reader
 from headwater.definition.reader import DefinitionReader
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.errors import ConnectionFailed, NotIncremental
 from headwater.inspect import audit
 from headwater.inspect.audit import Auditor, Turn
@@ -80,7 +80,7 @@ def auditor(dsn: str) -> Iterator[Auditor]:
 def auditor_over(connection: Any, dsn: str, clock: Any = lambda: 0.0, **settings: str) -> Auditor:
     given = replace(Settings(), **settings)  # type: ignore[arg-type]
     refresher = Refresher(
-        connection, given, DefinitionReader(connection), Dispatch(Route.given(dsn, None, {}, {}))
+        connection, given, DefinitionReader(connection), EngineSelector(Route.given(dsn, None, {}, {}))
     )
     return Auditor(connection, given, refresher, clock)
 

@@ -32,7 +32,7 @@ from headwater.db.connection import bound, connect
 from headwater.db.route import Route
 from headwater.db.scratch import Scratch
 from headwater.definition.reader import DefinitionReader
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.errors import LockNotAvailable
 from headwater.refresh.decide import Request
 from headwater.refresh.transaction import Refresher
@@ -132,7 +132,7 @@ def paused_refresh(dsn: str, name: str, *, full: bool = False) -> Iterator[None]
     with connect(dsn) as connection:
         bound(connection, Settings())
         refresher = Refresher(
-            connection, Settings(), DefinitionReader(connection), Dispatch(Route(dsn)), pause.scratch
+            connection, Settings(), DefinitionReader(connection), EngineSelector(Route(dsn)), pause.scratch
         )
         found = catalog.find(connection, name)
         with in_background(lambda: refresher.refresh(found, Request(full=full))) as running:

@@ -25,7 +25,7 @@ from headwater.db.connection import connect
 from headwater.db.route import Route
 from headwater.db.scratch import statement
 from headwater.definition.reader import DefinitionReader
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.refresh.decide import Request
 from headwater.refresh.transaction import Refresher
 
@@ -177,7 +177,7 @@ def test_a_partition_that_is_attached_while_a_refresh_runs(hw: Headwater, dsn: s
     connection = connect(dsn)
     try:
         reader = DefinitionReader(connection)
-        refresher = Refresher(connection, Settings(), reader, Dispatch(Route(dsn)), Attaching)
+        refresher = Refresher(connection, Settings(), reader, EngineSelector(Route(dsn)), Attaching)
         outcome = refresher.refresh(catalog.find(connection, "rows"), Request())[-1]
     finally:
         connection.close()

@@ -13,7 +13,7 @@ import headwater
 from headwater import Headwater
 from headwater.db.deadline import Deadline, DeadlineExceeded
 from headwater.engine import cost_model
-from headwater.engine.observations import GIVEN_UP, Experience
+from headwater.engine.observations import GIVEN_UP, Observations
 from headwater.errors import RefreshCancelled
 
 Connection = psycopg.Connection[Any]
@@ -65,7 +65,7 @@ def test_a_delta_is_given_up(hw: Headwater, dsn: str, conn: Connection) -> None:
     )
     assert not [each for each in hw.history() if each.status == "failed"]
     with headwater.connect(dsn) as another:
-        [seen] = Experience().deltas(another.connection, first.stream_table_id)
+        [seen] = Observations().deltas(another.connection, first.stream_table_id)
     assert (seen.rows, seen.elapsed_ms) == (ROWS, first.phases[GIVEN_UP])
     conn.execute("INSERT INTO items VALUES (1, false), (2, false) ON CONFLICT (id) DO UPDATE SET slow = true")
     assert hw.refresh("st")[-1].action == "delta"  # what is small is never given up

@@ -13,7 +13,7 @@ from tests.integration.support import footprint
 import headwater
 from headwater import Headwater
 from headwater.catalog import stream_tables as catalog
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.errors import InvalidSetting
 
 Connection = psycopg.Connection[Any]
@@ -91,7 +91,7 @@ def test_the_choice_of_an_engine_knows_the_interval_of_each_form(hw: Headwater) 
     hw.create("unread", "SELECT kind FROM st")
 
     def interval(name: str) -> timedelta | None:
-        found = Dispatch.interval_ms(hw.connection, catalog.find(hw.connection, name))
+        found = EngineSelector.interval_ms(hw.connection, catalog.find(hw.connection, name))
         return None if found is None else timedelta(milliseconds=found)
 
     day = timedelta(days=1)

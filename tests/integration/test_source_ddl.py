@@ -29,7 +29,7 @@ from headwater.db.connection import connect
 from headwater.db.route import Route
 from headwater.db.scratch import statement
 from headwater.definition.reader import DefinitionReader
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.errors import RefreshFailed
 from headwater.refresh.decide import Request
 from headwater.refresh.transaction import Refresher
@@ -208,7 +208,7 @@ def refreshed_while(
 
     with connect(dsn) as connection:
         refresher = Refresher(
-            connection, Settings(), DefinitionReader(connection), Dispatch(Route(dsn)), Acting
+            connection, Settings(), DefinitionReader(connection), EngineSelector(Route(dsn)), Acting
         )
         outcome = refresher.refresh(catalog.find(connection, name), request or Request())[-1]
     assert acted

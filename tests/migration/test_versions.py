@@ -33,7 +33,7 @@ from headwater.config import Settings
 from headwater.db.connection import connect
 from headwater.db.route import Route
 from headwater.definition.reader import DefinitionReader
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.errors import CatalogVersionMismatch
 from headwater.install import migrate
 from headwater.lifecycle.alter import Alteration
@@ -148,7 +148,9 @@ def test_a_migration_waits_for_a_refresh_and_later_ones_see_it(dsn: str) -> None
                     migrated.append(future)
                     wait_until_blocked(hw.connection, migrating.info.backend_pid, future)
 
-        refresher = Refresher(worker, Settings(), DefinitionReader(worker), Dispatch(Route(dsn)), Meeting)
+        refresher = Refresher(
+            worker, Settings(), DefinitionReader(worker), EngineSelector(Route(dsn)), Meeting
+        )
         st = catalog.find(worker, "public.st")
         with ThreadPoolExecutor(max_workers=1) as pool:
             assert refresher.refresh(st, Request())[-1].action == "delta"
@@ -168,7 +170,7 @@ def test_a_refresh_waits_for_a_migration_that_runs(dsn: str) -> None:
         hw.connection.execute("INSERT INTO public.items VALUES (1)")
         settings, reader, route = Settings(), DefinitionReader(worker), Route(dsn)
         attempts = settings.lock_attempts
-        refresher = Refresher(worker, settings, reader, Dispatch(route))
+        refresher = Refresher(worker, settings, reader, EngineSelector(route))
         creation = Creation(worker, attempts, reader, refresher, route)
         st = catalog.find(worker, "public.st")
         migrating.execute("LOCK TABLE headwater.migration IN ACCESS EXCLUSIVE MODE")

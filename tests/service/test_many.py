@@ -11,7 +11,7 @@ from tests.integration.support import value
 
 from headwater import Headwater
 from headwater.capture import marks
-from headwater.service.state import Picture
+from headwater.service.state import SchedulerState
 
 Connection = psycopg.Connection[Any]
 COUNT = 5
@@ -37,7 +37,7 @@ def test_change_tables_are_looked_into_a_few_at_a_time(
 
 
 def test_the_picture_names_stream_tables(hw: Headwater) -> None:
-    picture = Picture()
+    picture = SchedulerState()
     picture.load(hw.connection, datetime.now(UTC))
     assert {member.label for member in picture.members.values()} == {
         f"public.copy_{number}" for number in range(COUNT)

@@ -87,7 +87,7 @@ class Took:
     sqlstate: str | None = None  # of the error that a delta met before
 
 
-class Experience:
+class Observations:
     """Of one process with the stream tables of one database."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Experience:
             )
             known = _Known(failures=Failures(*found))
             for kind, engine, rows, elapsed, database in connection.execute(
-                query("engine", "experience"), values
+                query("engine", "observations"), values
             ):
                 if kind == "delta":
                     known.deltas.append(Observation(engine, rows, elapsed, database))

@@ -26,7 +26,7 @@ from headwater.definition.types import expression_types
 from headwater.definition.views import definition_name
 from headwater.engine.base import Engine, Engines
 from headwater.engine.cost_model import Verdict, at_least, choose, crossover, dearer_than_full, patience_ms
-from headwater.engine.observations import INSTEAD, Experience
+from headwater.engine.observations import INSTEAD, Observations
 from headwater.engine.postgres.engine import PostgresEngine, in_postgres
 from headwater.engine.spark.compile import compile_program, full_refusal
 from headwater.engine.spark.engine import SparkEngine
@@ -61,14 +61,14 @@ class Decision:
         return Decision("postgres", f"{INSTEAD}: {reason}")
 
 
-class Dispatch:
+class EngineSelector:
     """Chooses engines for the refreshes of one database, and makes the one on Spark; threads may share it."""
 
     def __init__(self, route: Route, progress: Callable[[str], None] | None = None) -> None:
         self._route = route
         self._progress = progress
         self._programs = LRUCache[tuple[str, MaintenancePlan], Program | Refused](REMEMBERED)
-        self.experience = Experience()
+        self.observations = Observations()
 
     def decide(
         self,
@@ -105,7 +105,7 @@ class Dispatch:
 
     def _weighed(self, connection: Connection, stream_table: StreamTable, rows: int) -> Verdict:
         """The engine for a delta by what each takes, whether Spark can compute it or not."""
-        seen, running = self.experience.deltas(connection, stream_table.id), spark_runs()
+        seen, running = self.observations.deltas(connection, stream_table.id), spark_runs()
         verdict = choose(rows, seen, interval_ms=None, spark_runs=running)
         if not verdict.weighed:
             return verdict
@@ -114,20 +114,20 @@ class Dispatch:
 
     def dearer_than_full(self, connection: Connection, stream_table: StreamTable, rows: int) -> str | None:
         """Why recomputing costs less than a delta of this many change rows, if it does."""
-        seen = self.experience.deltas(connection, stream_table.id)
-        full_ms = self.experience.full_ms(connection, stream_table.id)
+        seen = self.observations.deltas(connection, stream_table.id)
+        full_ms = self.observations.full_ms(connection, stream_table.id)
         if full_ms is None or dearer_than_full(rows, seen, full_ms) is None:
             return None
         values = {"id": stream_table.id, "rows": at_least(rows)}
         given_up = one(connection, query("engine", "given_up"), values)[0]
-        if not given_up and self.experience.computes_all_here(connection, stream_table.id):
+        if not given_up and self.observations.computes_all_here(connection, stream_table.id):
             # It may have been long ago that everything was computed, when there was less of it.
             full_ms = max(full_ms, estimated_ms(connection, stream_table.id))
         return dearer_than_full(rows, seen, full_ms, given_up)
 
     def patience_ms(self, connection: Connection, stream_table: StreamTable) -> float | None:
         """After how long a delta is given up for recomputing; None if never."""
-        return patience_ms(self.experience.full_ms(connection, stream_table.id))
+        return patience_ms(self.observations.full_ms(connection, stream_table.id))
 
     def _programs_of(
         self, connection: Connection, definition: Definition, plans: Sequence[MaintenancePlan], action: Action
@@ -200,7 +200,7 @@ class Dispatch:
             decision = Decision("spark", "asked for", programs, forced=True)
             return partial(_engine_of, decision, frozenset[int]()), decision
         return in_postgres, Decision(
-            "postgres", crossover(self.experience.deltas(connection, stream_table.id))
+            "postgres", crossover(self.observations.deltas(connection, stream_table.id))
         )
 
     def another_connection(self) -> Connection:

@@ -75,7 +75,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         reasons = list(definition.reasons or stream_table.mode_reasons)
         layers = stored_layers(connection, stream_table.id, definition) if mode == "differential" else None
         plans = [*(part.plan for part in layers.kept), layers.top] if layers else [plan]
-        engines, decision = refresher.dispatch.explained(connection, stream_table, definition, plans)
+        engines, decision = refresher.selector.explained(connection, stream_table, definition, plans)
         transcript = Transcript(connection, engines)
         if isinstance(plan, BagPlan | GroupPlan):
             assert layers is not None
@@ -109,7 +109,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         engine_reason=decision.reason,
         schedule=stream_table.schedule,
         reasons=tuple(reasons),
-        predictions=refresher.dispatch.experience.predictions(connection, stream_table.id)
+        predictions=refresher.selector.observations.predictions(connection, stream_table.id)
         if mode == "differential"
         else (),
         indexes=indexes,

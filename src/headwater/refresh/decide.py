@@ -13,7 +13,7 @@ from headwater.config import Settings
 from headwater.db.connection import Connection, one
 from headwater.engine.cost_model import passed_over
 from headwater.engine.observations import Failures
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Choice:
 def choose(
     connection: Connection,
     settings: Settings,
-    dispatch: Dispatch,
+    selector: EngineSelector,
     stream_table: StreamTable,
     sources: list[CatalogSource],
     request: Request,
@@ -76,11 +76,11 @@ def choose(
         return Choice("nothing", "no source changed", release=release)
     rows = sum(waiting.rows for waiting in found.values())
     names = ", ".join(sorted(labels[relation] for relation in changed))
-    failures = dispatch.experience.failures(connection, stream_table.id)
+    failures = selector.observations.failures(connection, stream_table.id)
     if (left := passed_over(failures.in_a_row) - failures.recomputed_since) > 0:
         return Choice("recompute", _distrust(failures, left), rows, distrusts_plan=True)
     if stream_table.requested_mode == "auto" and not request.in_others_transaction:
-        dearer = dispatch.dearer_than_full(connection, stream_table, rows)
+        dearer = selector.dearer_than_full(connection, stream_table, rows)
         if dearer is not None:
             return Choice("recompute", dearer, rows)
     reason = f"{rows} change row{'s' if rows != 1 else ''} in {names}"

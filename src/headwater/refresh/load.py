@@ -17,7 +17,7 @@ from headwater.db.sqlstates import leads_to_recomputing
 from headwater.definition.reader import Definition
 from headwater.engine.base import Inexact
 from headwater.engine.postgres.engine import PostgresEngine
-from headwater.engine.select import Decision, Dispatch
+from headwater.engine.select import Decision, EngineSelector
 from headwater.engine.spark.engine import SparkEngine
 from headwater.errors import EngineFailed, EngineUnavailable
 from headwater.plan.render import now_sql
@@ -63,13 +63,13 @@ class Loader:
         self,
         connection: Connection,
         settings: Settings,
-        dispatch: Dispatch,
+        selector: EngineSelector,
         scratch: Scratch,
         ledger: Ledger,
     ) -> None:
         self._connection = connection
         self._settings = settings
-        self._dispatch = dispatch
+        self._selector = selector
         self._scratch = scratch
         self._ledger = ledger
 
@@ -91,7 +91,7 @@ class Loader:
         runner = Runner(
             self._connection,
             self._settings,
-            self._dispatch,
+            self._selector,
             self._scratch,
             self._ledger,
             stream_table,
@@ -213,7 +213,7 @@ class Loader:
         self, stream_table: StreamTable, definition: Definition, plan: MaintenancePlan
     ) -> Decision:
         """The engine for the first load of a stream table."""
-        return self._dispatch.decide(
+        return self._selector.decide(
             self._connection, self._settings, stream_table, definition, [plan], stream_table.engine, "load"
         )
 

@@ -32,7 +32,7 @@ from headwater.engine.base import Engines
 from headwater.engine.cost_model import FEW_ROWS
 from headwater.engine.observations import FAILED, GIVEN_UP
 from headwater.engine.postgres.engine import PostgresEngine
-from headwater.engine.select import Action, Decision, Dispatch
+from headwater.engine.select import Action, Decision, EngineSelector
 from headwater.errors import DriftDetected, RefreshFailed
 from headwater.plan.steps import Steps, Tables, in_phase, shape
 from headwater.plan.storage_plan import BagPlan, GroupPlan, MaintenancePlan, RecomputePlan
@@ -86,16 +86,16 @@ class MemberRefresher:
         connection: Connection,
         settings: Settings,
         reader: DefinitionReader,
-        dispatch: Dispatch,
+        selector: EngineSelector,
         scratch: ScratchFactory,
     ) -> None:
         self._connection = connection
         self._settings = settings
         self._reader = reader
-        self._dispatch = dispatch
+        self._selector = selector
         self._scratch = scratch(connection)
         self.ledger = Ledger()
-        self.loader = Loader(connection, settings, dispatch, self._scratch, self.ledger)
+        self.loader = Loader(connection, settings, selector, self._scratch, self.ledger)
         self._members: Sequence[int] = ()
         self._replaced_storage = False  # in the open transaction; other definitions may read what shows it
 
@@ -111,7 +111,7 @@ class MemberRefresher:
         connection, phases = self._connection, Phases()
         with phases.measure("choose"):
             _check_intact(connection, stream_table, sources)
-            choice = choose(connection, self._settings, self._dispatch, stream_table, sources, request)
+            choice = choose(connection, self._settings, self._selector, stream_table, sources, request)
         tried = self.ledger.abandoned.get(stream_table.id)
         if tried is not None and choice.action == "recompute":  # unless another refresh has done it meanwhile
             phases.add(tried.milliseconds, FAILED if tried.sqlstate else GIVEN_UP)
@@ -279,7 +279,7 @@ class MemberRefresher:
         runner = self._runner(work, "delta", decision)
         limit = None
         if work.may_give_up and not decision.programs and choice.rows_in > FEW_ROWS:
-            limit = self._dispatch.patience_ms(self._connection, stream_table)
+            limit = self._selector.patience_ms(self._connection, stream_table)
         with runner.guarded(choice.rows_in), runner.limited(choice.rows_in, limit):
             applied, computed = runner.run(delta(inputs, in_postgres=not decision.programs))
         if computed is NOTHING_CHANGED:
@@ -290,7 +290,7 @@ class MemberRefresher:
         return Runner(
             self._connection,
             self._settings,
-            self._dispatch,
+            self._selector,
             self._scratch,
             self.ledger,
             work.stream_table,
@@ -413,7 +413,7 @@ class MemberRefresher:
     def _decide(
         self, work: _Work, plans: Sequence[MaintenancePlan], action: Action, rows: int = 0
     ) -> Decision:
-        decision = self._dispatch.decide(
+        decision = self._selector.decide(
             self._connection,
             self._settings,
             work.stream_table,
@@ -423,7 +423,7 @@ class MemberRefresher:
             action,
             rows,
         )
-        expected = self._dispatch.experience.predicted_ms(
+        expected = self._selector.observations.predicted_ms(
             self._connection,
             work.stream_table.id,
             full=action != "delta",

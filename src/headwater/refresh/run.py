@@ -24,7 +24,7 @@ from headwater.db.scratch import Scratch
 from headwater.db.sqlstates import leads_to_recomputing
 from headwater.engine.base import Engines, Inexact
 from headwater.engine.postgres.engine import in_postgres
-from headwater.engine.select import Action, Decision, Dispatch
+from headwater.engine.select import Action, Decision, EngineSelector
 from headwater.errors import DeltaFailed, DeltaGivenUp, EngineFailed, EngineUnavailable, HeadwaterError
 from headwater.plan.steps import Analyse, Attempt, Fetch, Fill, Index, InPhase, Run, Shape, Step, Steps, drive
 from headwater.refresh.steps import ByEngine
@@ -69,7 +69,7 @@ class Runner:
         self,
         connection: Connection,
         settings: Settings,
-        dispatch: Dispatch,
+        selector: EngineSelector,
         scratch: Scratch,
         ledger: Ledger,
         stream_table: StreamTable,
@@ -79,7 +79,7 @@ class Runner:
     ) -> None:
         self._connection = connection
         self._settings = settings
-        self._dispatch = dispatch
+        self._selector = selector
         self._scratch = scratch
         self._ledger = ledger
         self._stream_table = stream_table
@@ -126,7 +126,7 @@ class Runner:
         Raises Inexact for whatever error it meets and PostgreSQL need not, whichever step meets it.
         """
         self._ledger.left_database = True
-        with self._dispatch.spark(
+        with self._selector.spark(
             self._connection,
             self._settings,
             self._stream_table,

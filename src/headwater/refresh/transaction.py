@@ -47,7 +47,7 @@ from headwater.db.queries import query
 from headwater.db.scratch import Scratch, drop_unused
 from headwater.definition.reader import DefinitionReader
 from headwater.engine.observations import Took
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.errors import (
     ClaimLost,
     DeltaFailed,
@@ -113,14 +113,14 @@ class Refresher:
         connection: Connection,
         settings: Settings,
         reader: DefinitionReader,
-        dispatch: Dispatch,
+        selector: EngineSelector,
         scratch: ScratchFactory = Scratch,
     ) -> None:
         self._connection = connection
         self._settings = settings
         self.reader = reader
-        self.dispatch = dispatch
-        self.members = MemberRefresher(connection, settings, reader, dispatch, scratch)
+        self.selector = selector
+        self.members = MemberRefresher(connection, settings, reader, selector, scratch)
 
     def refresh(self, stream_table: StreamTable, request: Request) -> list[Outcome]:
         """Refreshes a stream table and those it reads; outcomes in the order of the graph."""
@@ -196,7 +196,7 @@ class Refresher:
                     self._record_failure(whole, started)
                 raise whole from failure.__cause__
         for outcome in outcomes:
-            self.dispatch.experience.add(
+            self.selector.observations.add(
                 Took(
                     outcome.stream_table_id,
                     outcome.action,
@@ -395,7 +395,7 @@ class Refresher:
         except psycopg.Error:
             if not self._connection.closed:
                 raise
-        with suppress(psycopg.Error, HeadwaterError), self.dispatch.another_connection() as another:
+        with suppress(psycopg.Error, HeadwaterError), self.selector.another_connection() as another:
             self._record_failure_over(another, failed, started)
 
     def _record_failure_over(self, connection: Connection, failed: MemberFailed, started: Phases) -> None:
@@ -404,7 +404,7 @@ class Refresher:
             self.members.ledger.decisions.get(failed.stream_table.id),
         )
         if self.members.ledger.left_database:
-            self.dispatch.sweep(connection)
+            self.selector.sweep(connection)
         if not catalog.stream_tables(connection, [stream_table.id]):
             return
         history.record(

@@ -1,7 +1,8 @@
 """A scheduler as a process of its own, which a launcher starts: `python -m headwater.service`.
 
-The DSN comes by the environment, where other users of the machine do not see it; grants of hands by standard
-input, whose end is the end of the launcher; demands go to standard output, the log to standard error.
+The DSN comes by the environment, where other users of the machine do not see it; grants of threads by
+standard input, whose end is the end of the launcher; demands go to standard output, the log to standard
+error.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main() -> int:
 
 
 class _Telling:
-    """Says how many hands are wanted, when that changed."""
+    """Says how many threads are wanted, when that changed."""
 
     def __init__(self) -> None:
         self._told: Demand | None = None

@@ -20,7 +20,7 @@ from headwater.db.connection import Connection, bound, translated
 from headwater.db.queries import query
 from headwater.db.route import Route
 from headwater.definition.reader import DefinitionReader
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.errors import ConnectionFailed, HeadwaterError, NotFound, RefreshFailed
 from headwater.inspect.audit import Auditor, Turn
 from headwater.refresh.transaction import MemberFailed, Refresher
@@ -94,7 +94,7 @@ class Audits:
             return Audited(stream_table_id, error=translated(error, "an audit", RefreshFailed))
 
     def _turn(self, connection: Connection, stream_table_id: int, settings: Settings) -> Audited:
-        refresher = Refresher(connection, settings, DefinitionReader(connection), Dispatch(self._route))
+        refresher = Refresher(connection, settings, DefinitionReader(connection), EngineSelector(self._route))
         try:
             return Audited(stream_table_id, Auditor(connection, settings, refresher).turn(stream_table_id))
         except NotFound:

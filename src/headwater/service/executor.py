@@ -1,8 +1,8 @@
-"""Hands: threads that refresh, each over a connection of its own, inside a scheduler or an external worker.
+"""Threads that refresh, each over a connection of its own, inside a scheduler or an external worker.
 
 Plans are shared. What the server prepared for a connection and its temporary tables are not, so a job is
-given to a hand that had it before, if one is free. A hand whose connection broke connects again for its next
-job.
+given to a thread that had it before, if one is free. A thread whose connection broke connects again for its
+next job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headwater.config import Settings
 from headwater.db.connection import Connection, bound, is_pooled, translated
 from headwater.db.route import Route
 from headwater.definition.reader import DefinitionReader, Definitions
-from headwater.engine.select import Dispatch
+from headwater.engine.select import EngineSelector
 from headwater.errors import (
     Broken,
     CatalogVersionMismatch,
@@ -51,7 +51,7 @@ NO_FAULT = (
 
 @dataclass(frozen=True)
 class Task:
-    """What a hand is to do, and with which settings."""
+    """What a thread is to do, and with which settings."""
 
     members: tuple[int, ...]
     settings: Settings
@@ -80,16 +80,16 @@ def at_fault(error: HeadwaterError) -> bool:
     return not isinstance(error, NO_FAULT)
 
 
-class Hand:
+class ThreadWorker:
     """Refreshes, one task at a time, over one connection that it makes when it is needed."""
 
-    def __init__(self, route: Route, definitions: Definitions, dispatch: Dispatch) -> None:
-        """What is known of definitions and of the engines, hands share."""
+    def __init__(self, route: Route, definitions: Definitions, selector: EngineSelector) -> None:
+        """The threads of a process share what is known of definitions and engines."""
         self._route = route
         self._connection: Connection | None = None
         self._reader: DefinitionReader | None = None
         self._definitions = definitions
-        self._dispatch = dispatch
+        self._selector = selector
         self._applied: Settings | None = None
         self.known: dict[tuple[int, ...], float] = {}  # the tasks that it had: when it cleaned up after them
 
@@ -106,7 +106,7 @@ class Hand:
             if task.settings != self._applied:
                 bound(connection, task.settings)
                 self._applied = task.settings
-            refresher = Refresher(connection, task.settings, reader, self._dispatch)
+            refresher = Refresher(connection, task.settings, reader, self._selector)
             now = time.monotonic()
             clean = now - self.known.get(task.members, -CLEANING_SECONDS) >= CLEANING_SECONDS
             outcomes = refresher.refresh_together(task.members, task.claim, clean=clean)
@@ -136,15 +136,15 @@ class Hand:
 
 @dataclass(eq=False)
 class Reserved:
-    """A hand that waits for its task, with the thread that it works in."""
+    """A worker that waits for its task, with the thread that it works in."""
 
-    hand: Hand
+    worker: ThreadWorker
     tasks: queue.SimpleQueue[Task | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread | None = None
 
 
-class Hands:
-    """A number of hands in threads, as many as are busy at once; `done` is called by their threads."""
+class Executor:
+    """Runs tasks in threads, as many as are busy at once; `done` is called by these threads."""
 
     def __init__(self, route: Route, done: Callable[[Done], None]) -> None:
         self._route = route
@@ -153,24 +153,24 @@ class Hands:
         self._busy: set[Reserved] = set()
         self._guard = threading.Lock()
         self.definitions = Definitions()
-        self._dispatch = Dispatch(route)
+        self._selector = EngineSelector(route)
 
     @property
     def busy(self) -> int:
         return len(self._busy)
 
     def start(self, task: Task, reserved: Reserved | None = None) -> None:
-        """Gives a task to a hand at once; how many may be at work, the caller knows."""
+        """Give a task to a thread at once; the caller knows how many may be at work."""
         chosen = reserved or self.reserve(task.members)
         if chosen.thread is None:
-            chosen.thread = threading.Thread(target=self._work, args=(chosen,), name="hand", daemon=True)
+            chosen.thread = threading.Thread(target=self._work, args=(chosen,), name="refresh", daemon=True)
             chosen.thread.start()
         chosen.tasks.put(task)
 
     def reserve(self, members: tuple[int, ...] | None = None) -> Reserved:
-        """A hand for a task to come, one that had it before if there is such a one."""
+        """Reserve a thread for a task to come, one that had it before if there is such a one."""
         with self._guard:
-            knowing = next((each for each in self._idle if members in each.hand.known), None)
+            knowing = next((each for each in self._idle if members in each.worker.known), None)
             chosen = knowing or (self._idle[-1] if self._idle else self._new())
             if chosen in self._idle:
                 self._idle.remove(chosen)
@@ -178,7 +178,7 @@ class Hands:
         return chosen
 
     def _new(self) -> Reserved:
-        return Reserved(Hand(self._route, self.definitions, self._dispatch))
+        return Reserved(ThreadWorker(self._route, self.definitions, self._selector))
 
     def give_back(self, reserved: Reserved) -> None:
         """The task did not come."""
@@ -187,20 +187,20 @@ class Hands:
             self._idle.append(reserved)
 
     def shrink(self, most: int) -> None:
-        """Lets idle hands go that are more than so many in all."""
+        """Let idle threads go that are more than so many in all."""
         with self._guard:
             while self._idle and len(self._idle) + len(self._busy) > max(1, most):
                 self._idle.pop(0).tasks.put(None)
 
     def close(self) -> None:
-        """Lets all idle hands go, and the busy ones when they have finished."""
+        """Let all idle threads go, and the busy ones when they have finished."""
         with self._guard:
             for each in [*self._idle, *self._busy]:
                 each.tasks.put(None)
 
     def _work(self, mine: Reserved) -> None:
         while (task := mine.tasks.get()) is not None:
-            done = mine.hand.do(task)
+            done = mine.worker.do(task)
             self.give_back(mine)
             self._done(done)
-        mine.hand.close()
+        mine.worker.close()

@@ -25,7 +25,7 @@ NUMBERS = 64
 
 @dataclass
 class Job:
-    """A unit that is being refreshed, or waits for a hand of this process or for an external worker."""
+    """A unit that is being refreshed, or waits for a thread of this process or for an external worker."""
 
     id: int
     members: tuple[int, ...]

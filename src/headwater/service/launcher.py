@@ -1,8 +1,8 @@
 """The launcher: one for a server, it starts a scheduler for each database that has a catalog.
 
 A scheduler is a process of its own, so one that dies takes nothing else with it; it is started again. The two
-talk over its standard streams: the scheduler says how many hands it uses and could use, the launcher how many
-it grants. A scheduler whose launcher is gone reads the end of its input, and stops.
+talk over its standard streams: the scheduler says how many threads it uses and could use, the launcher how
+many it grants. A scheduler whose launcher is gone reads the end of its input, and stops.
 
 On a standby there is nothing to do but to wait for its promotion. Of two launchers one leads, by a lock of
 its session in the database that they are connected to; schedulers have a lock of their own besides.
@@ -49,10 +49,10 @@ STOPPING_SECONDS = 40.0
 def shares(
     pool_size: int, quota: int, demands: Mapping[str, Demand], before: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """How many hands each database gets: what it can use, within its quota, by turns until none are left.
+    """How many threads each database gets: what it can use, within its quota, by turns until none are left.
 
     Each gets one in any case, so that what becomes due need not wait for a grant. What nobody can use stays
-    where it was: hands that are let go lose their connections and all that was prepared there.
+    where it was: threads that are let go lose their connections and all that was prepared there.
     """
     busy = sum(demand.busy for demand in demands.values())
     limit = max(1, allowed(quota, pool_size, busy))
@@ -81,11 +81,11 @@ class Child:
     demand: Demand = field(default_factory=lambda: Demand(0, 0, 0.0))
     granted: int = 0
 
-    def grant(self, hands: int) -> None:
-        if hands != self.granted and self.process.stdin is not None:
-            self.granted = hands
+    def grant(self, threads: int) -> None:
+        if threads != self.granted and self.process.stdin is not None:
+            self.granted = threads
             with suppress(BrokenPipeError, ValueError):  # it is seen to be dead in the next round
-                self.process.stdin.write(f"{hands}\n")
+                self.process.stdin.write(f"{threads}\n")
                 self.process.stdin.flush()
 
     def release(self) -> None:
@@ -261,7 +261,7 @@ class Launcher:
                     self._start(name)
 
     def _share(self) -> None:
-        """Grants hands to the schedulers."""
+        """Grants threads to the schedulers."""
         demands = {name: child.demand for name, child in self._children.items()}
         if self._settings.adaptive_workers:
             measured = Measured(
@@ -280,9 +280,9 @@ class Launcher:
             self._pool = Pool(self._settings.max_dynamic_refresh_workers)
         had = {name: child.granted for name, child in self._children.items()}
         granted = shares(self._pool.size, self._settings.per_database_worker_quota, demands, had)
-        for name, hands in granted.items():
+        for name, threads in granted.items():
             if (child := self._children.get(name)) is not None:
-                child.grant(hands)
+                child.grant(threads)
 
     def _end_children(self) -> None:
         for child in self._children.values():

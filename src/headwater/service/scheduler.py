@@ -2,7 +2,7 @@
 
 It wakes every `scheduler_interval_ms`, when something is due, when a job has ended, when the catalog changed,
 and with `event_driven_wake` when somebody writes. Then it reads and removes the marks of sources that
-changed, looks at those who read them, and gives what is due to hands of its own process or to external
+changed, looks at those who read them, and gives what is due to threads of its own process or to external
 workers. So a tick costs what changed, not what there is.
 
 All that it knows it can read again: it may be killed at any moment, and the next one looks at every change
@@ -41,14 +41,14 @@ from headwater.errors import (
 from headwater.scheduling.backoff import SUSPENDED_AFTER
 from headwater.service import logs
 from headwater.service.audits import Audited, Audits, tell_audited
-from headwater.service.executor import Done, Hands, Task, at_fault
+from headwater.service.executor import Done, Executor, Task, at_fault
 from headwater.service.history import HistoryCleaning
 from headwater.service.journal import Job, Journal
 from headwater.service.protocol import SCHEDULER, Demand
 from headwater.service.queue import BEAT_SECONDS, ENDED_CHANNEL, External, Membership
 from headwater.service.requests import Requests
-from headwater.service.state import Picture, Place
-from headwater.service.wakeup import Alarm
+from headwater.service.state import Place, SchedulerState
+from headwater.service.wakeup import Wakeup
 
 CATALOG_CHANNEL = "headwater_catalog"
 WAITING_SECONDS = 2.0
@@ -82,20 +82,20 @@ class Scheduler:
         self._overrides = dict(overrides or {})
         self._route = Route.given(dsn, direct_dsn, self._overrides, os.environ)
         self._tell_demand = tell_demand
-        self.allowance: int | None = None  # hands that the launcher grants; None if there is none
+        self.allowance: int | None = None  # threads that the launcher grants; None if there is none
         self._stopping = False
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
-        self._alarm = Alarm()
-        self._hands = Hands(self._route, self._take_done)
+        self._wakeup = Wakeup()
+        self._executor = Executor(self._route, self._take_done)
         self._audits = Audits(self._route, self._take_audited)
         self._history = HistoryCleaning(
             self._route, lambda error: logs.failed(self._database, "the history", error)
         )
         self._audited: queue.SimpleQueue[Audited] = queue.SimpleQueue()
         self._next_audit = -1e9
-        self._picture = Picture()
+        self._state = SchedulerState()
         self._jobs: dict[tuple[int, ...], Job] = {}
-        self._backlog: list[Place] = []  # that are ready, and for which no hand is free
+        self._backlog: list[Place] = []  # that are ready, and for which no thread is free
         self._settings = Settings()
         self._stored: dict[str, str] | None = None
         self._stale = True
@@ -115,7 +115,7 @@ class Scheduler:
         self.wake()
 
     def wake(self) -> None:
-        self._alarm.ring()
+        self._wakeup.ring()
 
     def run(self) -> None:
         """Until it is stopped. Raises if the database cannot be reached or is not for this program."""
@@ -153,7 +153,7 @@ class Scheduler:
                 stop_answering.set()
                 self._audits.stop()
                 self._history.stop()
-                self._hands.close()
+                self._executor.close()
                 if not control.closed:
                     self._membership.leave()
                     control.execute(
@@ -197,7 +197,7 @@ class Scheduler:
 
     def _sleep(self, control: Connection, seconds: float) -> None:
         """Until something happens, at most so long."""
-        if CATALOG_CHANNEL in self._alarm.wait(control, seconds):
+        if CATALOG_CHANNEL in self._wakeup.wait(control, seconds):
             self._stale = True
 
     # one tick
@@ -210,9 +210,9 @@ class Scheduler:
         if self._stale or began - self._examined >= RELOAD_SECONDS:
             self._load(control, now, began)
             self._next_audit = min(self._next_audit, self._audits.earliest)
-        self._picture.changed({*relations, *self._unmarked(control, began)}, now)
+        self._state.changed({*relations, *self._unmarked(control, began)}, now)
         self._collect(control, now)
-        self._dispatch(control, now, began)
+        self._selector(control, now, began)
         self._audit(control, now, began)
         self._beat()
         self._ticks += 1
@@ -224,9 +224,9 @@ class Scheduler:
     def _unmarked(self, control: Connection, began: float) -> set[int]:
         """Sources that have changes though no mark may say so: of all at first, then of some each second."""
         if self._looked is None:
-            tables = sorted(self._picture.change_tables.items())
+            tables = sorted(self._state.change_tables.items())
         elif began - self._looked >= 1.0:
-            tables = self._picture.unmarked(began - self._looked)
+            tables = self._state.unmarked(began - self._looked)
         else:
             return set()
         try:
@@ -248,7 +248,7 @@ class Scheduler:
             logs.failed(self._database, "settings", error)
             return
         self._settings = settings
-        self._picture.automatic_tiers = settings.tiered_scheduling
+        self._state.automatic_tiers = settings.tiered_scheduling
         if marks.set_wake(control, notify=settings.event_driven_wake):
             how = "by writers, too" if settings.event_driven_wake else "by the clock"
             logs.say(logging.INFO, "woken", database=self._database, how=how)
@@ -256,18 +256,18 @@ class Scheduler:
 
     def _load(self, control: Connection, now: datetime, began: float) -> None:
         installed.require_current(control)
-        known = self._picture.faults
+        known = self._state.faults
         examine = began - self._examined >= RELOAD_SECONDS
-        self._picture.load(control, now, examine=examine)
-        for number, error in self._picture.broken.items():
-            logs.failed(self._database, self._picture.members[number].label, error)
-        for number, fault in self._picture.faults.items():
-            if fault != known.get(number) and number in self._picture.members:
+        self._state.load(control, now, examine=examine)
+        for number, error in self._state.broken.items():
+            logs.failed(self._database, self._state.members[number].label, error)
+        for number, fault in self._state.faults.items():
+            if fault != known.get(number) and number in self._state.members:
                 logs.say(
                     logging.ERROR,
                     "broken",
                     database=self._database,
-                    stream_table=self._picture.members[number].label,
+                    stream_table=self._state.members[number].label,
                     reason=fault.reason,
                     hint=fault.remedy if not fault.heals else "its next refresh puts them back",
                 )
@@ -283,12 +283,12 @@ class Scheduler:
         granted = self.allowance if self.allowance is not None else self._settings.max_dynamic_refresh_workers
         return max(1, min(self._settings.max_concurrent_refreshes, granted))
 
-    def _dispatch(self, control: Connection, now: datetime, began: float) -> None:
+    def _selector(self, control: Connection, now: datetime, began: float) -> None:
         self._pause = self._settings.scheduler_interval_ms / 1000
         self._backlog = []
         if self._stopping or self._settings.drain:
             return
-        ready, next_time = self._picture.ready(now)
+        ready, next_time = self._state.ready(now)
         if next_time is not None:
             self._pause = min(self._pause, max(0.001, (next_time - now).total_seconds()))
         outside = self._look_outside(began)
@@ -298,7 +298,7 @@ class Scheduler:
                 self._backlog = ready[number:]
                 break
             job = Job(0, place.unit.members, place.ready_since or now, place.waits_since)
-            self._picture.began(place, now)
+            self._state.began(place, now)
             self._jobs[job.members] = job
             if outside > 0:
                 outside -= 1
@@ -309,7 +309,7 @@ class Scheduler:
                 self._start(job, now)
         if announced:
             self._external.announce()
-        self._hands.shrink(self._most)
+        self._executor.shrink(self._most)
         if self._tell_demand is not None:
             self._tell_demand(Demand(len(self._jobs), len(self._backlog), self._lag))
 
@@ -317,7 +317,7 @@ class Scheduler:
         job.assigned_at, job.started, job.status = now, time.monotonic(), "RUNNING"
         if job.claim is None:
             self._journal.add(job)
-        self._hands.start(Task(job.members, self._settings, job.claim))
+        self._executor.start(Task(job.members, self._settings, job.claim))
 
     # audits
 
@@ -403,8 +403,8 @@ class Scheduler:
 
     def _succeeded(self, job: Job, outcomes: Sequence[Outcome], took: timedelta, now: datetime) -> None:
         job.status, job.finished_at = "COMPLETED", now
-        place = self._picture.places.get(job.members[-1])
-        self._picture.ended(job.members, took, now)
+        place = self._state.places.get(job.members[-1])
+        self._state.ended(job.members, took, now)
         lag = (now - job.waits_since).total_seconds() * 1000 if job.waits_since else None
         for outcome in outcomes:
             logs.refreshed(self._database, outcome, lag, "in-process")
@@ -421,7 +421,7 @@ class Scheduler:
             logging.WARNING if slow else logging.INFO,
             "slow" if slow else "in time again",
             database=self._database,
-            stream_table=self._picture.members[last].label,
+            stream_table=self._state.members[last].label,
             ms=round(took.total_seconds() * 1000, 1),
             schedule=str(place.schedule),
             reason="it takes longer than its schedule allows, and is refreshed less often" if slow else None,
@@ -438,11 +438,11 @@ class Scheduler:
         counts: bool,
     ) -> None:
         job.status, job.finished_at, job.error = "FAILED", now, error.message
-        strikes = self._picture.failed(job.members, culprit, now, counts=counts)
+        strikes = self._state.failed(job.members, culprit, now, counts=counts)
         self._stale = self._stale or isinstance(error, NotFound)
         if isinstance(error, Broken):
             self._examined = -1e9  # so that it is not tried again before it is repaired
-        member = self._picture.members.get(culprit)
+        member = self._state.members.get(culprit)
         label = member.label if member else str(culprit)
         if isinstance(error, NotFound) and member is None:
             return  # it was dropped
@@ -462,7 +462,7 @@ class Scheduler:
 
     def _report(self, control: Connection, now: datetime, began: float) -> None:
         since = max(0.001, began - self._reported) if self._reported > 0 else REPORT_SECONDS
-        self._lag = self._picture.lag(now)
+        self._lag = self._state.lag(now)
         control.execute(
             query("service", "report"),
             {
@@ -471,15 +471,15 @@ class Scheduler:
                 "ticks": self._ticks,
                 "tick_ms": self._tick_ms,
                 "busy_share": self._worked / 1000 / since,
-                "stream_tables": sum(place.schedule is not None for place in self._picture.places.values()),
-                "changed": len(self._picture.waiting),
+                "stream_tables": sum(place.schedule is not None for place in self._state.places.values()),
+                "changed": len(self._state.waiting),
                 "queued_jobs": len(self._backlog),
                 "active_workers": len(self._jobs),
                 "max_workers": self._most,
                 "per_db_cap": self._settings.max_concurrent_refreshes,
                 "parallel_mode": "on" if self._settings.parallel_refresh_mode else "off",
-                "plan_cache_hits": self._hands.definitions.found,
-                "plan_cache_misses": self._hands.definitions.read,
+                "plan_cache_hits": self._executor.definitions.found,
+                "plan_cache_misses": self._executor.definitions.read,
                 "draining": self._settings.drain,
             },
         )

@@ -1,4 +1,4 @@
-"""The scheduler's picture of a database: stream tables in units, their schedules, and how each is doing.
+"""What the scheduler knows of a database: stream tables in units, their schedules, and how each is doing.
 
 What the catalog says is read as a whole, when it changed and now and then; how a stream table is doing is
 kept from one reading to the next. Nothing here waits or connects by itself, so a tick costs what changed.
@@ -92,7 +92,7 @@ class Place:
 
 
 @dataclass
-class Picture:
+class SchedulerState:
     """All units of a database."""
 
     members: dict[int, Member] = field(default_factory=dict)
@@ -299,7 +299,7 @@ class Picture:
         """The units to be refreshed now, those first that come first, and when the next of the others is due.
 
         One that reads another which is to be refreshed, or is being refreshed, waits for that. With thousands
-        waiting this is looked for when it may have changed, not each time that a hand is free.
+        waiting this is looked for when it may have changed, not each time that a thread is free.
         """
         while self._alarms and self._alarms[0][0] <= now:
             _, member = heapq.heappop(self._alarms)

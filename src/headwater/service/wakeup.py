@@ -9,7 +9,7 @@ from contextlib import suppress
 from headwater.db.connection import Connection
 
 
-class Alarm:
+class Wakeup:
     """Wakes who waits for it. May be rung by any thread, and by a signal handler."""
 
     def __init__(self) -> None:

@@ -23,9 +23,9 @@ from headwater.db.connection import Connection
 from headwater.db.route import Route
 from headwater.errors import HeadwaterError
 from headwater.service import logs
-from headwater.service.executor import Done, Hands, Task, at_fault
+from headwater.service.executor import Done, Executor, Task, at_fault
 from headwater.service.queue import BEAT_SECONDS, CHANNEL, ClaimedJob, Membership
-from headwater.service.wakeup import Alarm
+from headwater.service.wakeup import Wakeup
 
 LOOKING_SECONDS = 1.0
 """Between two looks for jobs of which nobody told."""
@@ -50,8 +50,8 @@ class Worker:
         self._capacity = capacity
         self._stopping = False
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
-        self._alarm = Alarm()
-        self._hands = Hands(self._route, self._take_done)
+        self._wakeup = Wakeup()
+        self._executor = Executor(self._route, self._take_done)
         self._jobs: dict[tuple[int, ...], ClaimedJob] = {}
         self._membership: Membership | None = None
         self._settings = Settings()
@@ -60,7 +60,7 @@ class Worker:
     def stop(self) -> None:
         """Has it finish its jobs and take no others; by any thread or signal handler."""
         self._stopping = True
-        self._alarm.ring()
+        self._wakeup.ring()
 
     def run(self) -> None:
         """Until it is stopped. A database that cannot be reached is waited for, once it was there."""
@@ -79,7 +79,7 @@ class Worker:
                 logs.say(logging.ERROR, "disconnected", error=message, again_in=f"{pause:g}s")
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-        self._hands.close()
+        self._executor.close()
 
     def _join(self, control: Connection) -> None:
         installed.require_primary(control)
@@ -108,22 +108,22 @@ class Worker:
             if time.monotonic() - beaten >= BEAT_SECONDS:
                 membership.beat([job.id for job in self._jobs.values()], draining=self._stopping)
                 beaten = time.monotonic()
-            self._alarm.wait(control, LOOKING_SECONDS)
+            self._wakeup.wait(control, LOOKING_SECONDS)
         membership.leave()
         logs.say(logging.INFO, "stopped", database=self._database)
 
     def _claim(self, membership: Membership) -> bool:
-        reserved = self._hands.reserve()
+        reserved = self._executor.reserve()
         job = None
         try:
-            job = membership.claim(reserved.hand.backend_pid)
+            job = membership.claim(reserved.worker.backend_pid)
         finally:
             if job is None:
-                self._hands.give_back(reserved)
+                self._executor.give_back(reserved)
         if job is None:
             return False
         self._jobs[job.members] = job
-        self._hands.start(Task(job.members, self._settings, job), reserved)
+        self._executor.start(Task(job.members, self._settings, job), reserved)
         return True
 
     def _collect(self, membership: Membership) -> None:
@@ -147,4 +147,4 @@ class Worker:
 
     def _take_done(self, done: Done) -> None:
         self._done.put(done)
-        self._alarm.ring()
+        self._wakeup.ring()

@@ -13,7 +13,7 @@ JOIN pg_class c ON c.oid = CASE WHEN st.id IS NULL THEN r.relation
 JOIN pg_namespace n ON n.oid = c.relnamespace,
 LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::int AS pages) s
 
--- name: experience
+-- name: observations
 -- What recent deltas of a stream table took, in all and of the database, and what computing everything took; latest
 -- first. Deltas are looked for among the latest 250 refreshes, or one that never had any would search all its history. The stream
 -- table is given as a range, so that only an index by stream table has the order: the server could take that of all refreshes,
