@@ -54,7 +54,7 @@ OF_A_REFRESH = [
     ("marks", "mark_stream_table"),
     ("buffers", "oldest_needed"),
     ("buffers", "lock_consumers"),
-    ("engine", "experience"),
+    ("engine", "observations"),
     ("engine", "failures"),
     ("engine", "given_up"),
     ("engine", "reader_schedules"),
