@@ -19,7 +19,7 @@ from typing import LiteralString
 
 from headwater.db.connection import Connection
 from headwater.db.queries import query
-from headwater.plan.volatility import FIXED_BY_SETTINGS, Function
+from headwater.plan.volatility import FIXED_BY_SETTINGS, Function, closing_brace
 
 CLOCKS_AND_CHANCE = frozenset(
     """
@@ -130,7 +130,7 @@ def _names_as_text(connection: Connection, trees: Sequence[str]) -> list[str]:
     found = []
     for tree in trees:
         for node in _NODE.finditer(tree):
-            body = tree[node.start() : _end(tree, node.start())]
+            body = tree[node.start() : closing_brace(tree, node.start())]
             function = _FUNCTION.search(body)
             if node[1] in CALLS and (function is None or int(function[1]) not in stable):
                 continue
@@ -212,14 +212,3 @@ def _qualified(source: str) -> set[tuple[str, str]]:
         (quoted_schema or schema.lower(), quoted_name or name.lower())
         for quoted_schema, schema, quoted_name, name in _QUALIFIED.findall(source)
     }
-
-
-def _end(tree: str, start: int) -> int:
-    """The end of the node that begins at a brace."""
-    depth = 0
-    for position in range(start, len(tree)):
-        if tree[position] in "{}" and tree[position - 1] != "\\":
-            depth += 1 if tree[position] == "{" else -1
-            if depth == 0:
-                return position
-    return len(tree)

@@ -118,11 +118,12 @@ def reasons(
 
 def io_cast_results(tree: str) -> set[int]:
     """The result types of casts that go through text; the cast's own type follows its argument."""
-    bodies = (tree[found.start() : _closing_brace(tree, found.start())] for found in _IO_CAST.finditer(tree))
+    bodies = (tree[found.start() : closing_brace(tree, found.start())] for found in _IO_CAST.finditer(tree))
     return {int(_RESULT_TYPE.findall(body)[-1]) for body in bodies}
 
 
-def _closing_brace(tree: str, start: int) -> int:
+def closing_brace(tree: str, start: int) -> int:
+    """Find the end of the node that begins at a brace."""
     depth = 0
     for position in range(start, len(tree)):
         if tree[position] in "{}" and tree[position - 1] != "\\":
