@@ -381,14 +381,14 @@ class Grammar(Groups):
     # several queries
 
     def _set_operation(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
-        text = f"({self.body(kinds, depth - 1, outer)})"
+        text = f"({self._operand(kinds, self.body(kinds, depth - 1, outer))})"
         for _ in range(self.pick((1, 1, 2))):
             operation = self.pick(("UNION", "INTERSECT", "EXCEPT")) + self.pick(("", " ALL"))
             self.tag(operation)
             if self.odds(0.1):
-                branch = self.tagged("VALUES", self.values(kinds))
+                branch = self.tagged("VALUES", self._operand(kinds, self.values(kinds)))
             else:
-                branch = f"({self.body(kinds, depth - 1, outer)})"
+                branch = f"({self._operand(kinds, self.body(kinds, depth - 1, outer))})"
             text = f"{text} {operation} {branch}"
             if self.odds(0.5):
                 text = f"({text})"
@@ -396,6 +396,17 @@ class Grammar(Groups):
             self.tag("LIMIT of a set operation")
             text += f" ORDER BY {self._total(kinds)} LIMIT {self.chance.randint(1, 4)}"
         return text
+
+    def _operand(self, kinds: tuple[str, ...], rows: str) -> str:
+        """One side of a set operation, which may show any of several equal values: so they look the same."""
+        if "num" not in kinds:
+            return rows
+        alias, columns = next(self.names), [f"o{number}" for number in range(len(kinds))]
+        listed = [
+            f"trim_scale({alias}.{column}) AS {column}" if kind == "num" else f"{alias}.{column}"
+            for kind, column in zip(kinds, columns, strict=True)
+        ]
+        return f"SELECT {', '.join(listed)} FROM ({rows}) AS {alias}({', '.join(columns)})"
 
     def _cte(self, kinds: tuple[str, ...], depth: int, outer: tuple[Column, ...]) -> str:
         seen = len(self.common)

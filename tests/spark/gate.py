@@ -217,6 +217,14 @@ def backends(conn: Connection) -> Counter[str]:
     return Counter(row[0] for row in rows)
 
 
+def activity(conn: Connection) -> list[tuple[Any, ...]]:
+    """What each of them did last, for whoever reads a failure."""
+    return conn.execute(
+        "SELECT pid, application_name, state, wait_event, now() - state_change, left(query, 200)"
+        " FROM pg_stat_activity WHERE datname = current_database()"
+    ).fetchall()
+
+
 def assert_clean(conn: Connection, *, handles: int = 1) -> None:
     """Nothing is left of any job, and no connection but those of the handles, which do nothing.
 
@@ -225,8 +233,10 @@ def assert_clean(conn: Connection, *, handles: int = 1) -> None:
     expected = Counter({"headwater: idle": handles} if handles else {})
     with contextlib.suppress(TimeoutError):
         until(lambda: backends(conn) == expected and not jobs_left(conn))
-    assert backends(conn) == expected
-    assert jobs_left(conn) == {}
+    found = backends(conn)
+    assert found == expected, f"{found}: {activity(conn)}"
+    left = jobs_left(conn)
+    assert left == {}, left
 
 
 def assert_right(hw: Headwater, *names: str) -> None:

@@ -251,7 +251,8 @@ def _drift(target: Target, detail: str) -> DriftDetected:
     return DriftDetected(
         f"{target.label} does not hold the rows that its changes start from",
         detail=detail,
-        hint="somebody wrote to its storage or switched triggers off; it is rebuilt from its query",
+        hint="it is rebuilt from its query; somebody wrote to its storage or switched triggers off, or the"
+        " query leaves open which rows it returns (a tie at a LIMIT, 1.0 and 1.00 as equal rows of EXCEPT)",
     )
 
 
