@@ -58,6 +58,7 @@ class Settings:
     merge_work_mem_mb: int = 0
     delta_work_mem_cap_mb: int = 0
     connection_pooler_mode: PoolerMode = "auto"
+    compiled_refreshes: bool = True
     drain: bool = False
     audit_interval: str = "1d"
     audit_budget: str = "5s"
@@ -264,6 +265,9 @@ RULES: dict[str, _Rule] = {
     ),
     "min_workers": _Rule("fewest workers with adaptive_workers", minimum=1, maximum=MOST_WORKERS),
     "max_workers": _Rule("most workers with adaptive_workers", minimum=1, maximum=MOST_WORKERS),
+    "compiled_refreshes": _Rule(
+        "whether small changes are taken in by a function that is compiled for each stream table", switch=True
+    ),
     "merge_work_mem_mb": _Rule(
         "work_mem of the statements of a refresh in MB, 0 for the server's",
         minimum=0,

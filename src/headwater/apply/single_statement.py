@@ -27,12 +27,27 @@ DELETED, UPDATED, INSERTED = "__hw_deleted", "__hw_updated", "__hw_inserted"
 
 
 @dataclass(frozen=True)
+class Counts:
+    """Which columns of a statement's row count what, by their places."""
+
+    columns: int
+    deleted: int
+    inserted: int
+    updated: int | None
+    differing: tuple[int, int] | None = (
+        None  # two that are equal unless the stored rows are not what they were
+    )
+    nonzero: tuple[int, ...] = ()  # those that are zero if the statement could do it, and had nothing wrong
+
+
+@dataclass(frozen=True)
 class SingleStatement:
     """The statement, and what its only row says."""
 
     what: str
     sql: str
     applied: Callable[..., Applied | None]
+    counts: Counts
     change: str | None = None  # the columns of the change, if it is wanted in this refresh
 
     def steps(self, tables: Tables) -> Steps[Applied | None]:
@@ -91,7 +106,8 @@ def _bag(
     counted = f"SELECT (SELECT count(*) FROM {GONE}), c.* FROM (\n{statements.counts_sql}\n) AS c"
     given = _given(target, plan.outputs, statements.change_sql, change)
     sql = _with({**read, GONE: statements.gone_sql}, given | written, counted)
-    return SingleStatement(what, sql, statements.checked, _change_columns(target, plan))
+    counts = Counts(columns=3, deleted=0, inserted=2, updated=None, differing=(0, 1))
+    return SingleStatement(what, sql, statements.checked, counts, _change_columns(target, plan))
 
 
 def _states(
@@ -135,8 +151,9 @@ def _groups(
     rescanned = f"(SELECT count(*) FROM {RESCANNED})" if rescans else "0"
     counted = f"SELECT c.*, {rescanned} FROM (\n{statements.counts_sql}\n) AS c"
     given = _given(target, plan.outputs, statements.change_sql, change)
+    counts = Counts(columns=6, inserted=0, updated=1, deleted=2, nonzero=(4, 5))
     return SingleStatement(
-        what, _with(read, given | written, counted), checked, _change_columns(target, plan)
+        what, _with(read, given | written, counted), checked, counts, _change_columns(target, plan)
     )
 
 

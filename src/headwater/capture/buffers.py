@@ -40,20 +40,26 @@ class Pending:
 def window(frontier: Frontier) -> str:
     """The rows of a change table that lie after a frontier."""
     snapshot = f"{literal(frontier.snapshot)}::pg_snapshot"
-    return (
-        f"{not_before(frontier)} AND NOT pg_visible_in_snapshot(xid, {snapshot})"
-        f" AND xid <> {literal(frontier.applied_by)}::xid8"
-    )
+    return window_sql(not_before(frontier), snapshot, f"{literal(frontier.applied_by)}::xid8")
+
+
+def window_sql(not_before: str, snapshot: str, applied_by: str) -> str:
+    """The same for a frontier whose parts are given as SQL."""
+    return f"{not_before} AND NOT pg_visible_in_snapshot(xid, {snapshot}) AND xid <> {applied_by}"
 
 
 def not_before(frontier: Frontier) -> str:
-    """The rows of a change table from the oldest transaction on that a frontier has not behind it.
-
-    By the number that the index is on, and by the transaction itself for a change table that an earlier
-    version made, whose index is on that.
-    """
+    """The rows of a change table from the oldest transaction on that a frontier has not behind it."""
     xmin = frontier.snapshot.partition(":")[0]
-    return f"{XID_NUMBER} >= {int(xmin)} AND xid >= {literal(xmin)}::xid8"
+    return not_before_sql(str(int(xmin)), f"{literal(xmin)}::xid8")
+
+
+def not_before_sql(number: str, xid: str) -> str:
+    """The same for a transaction that is given as SQL, as a number and as it is.
+
+    The index is on the number; that of a change table of an earlier version is on the transaction itself.
+    """
+    return f"{XID_NUMBER} >= {number} AND xid >= {xid}"
 
 
 def change_table_sql(name: str) -> str:

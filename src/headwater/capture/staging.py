@@ -18,18 +18,16 @@ def changes_sql(
 
     Their number, where it is known, tells who plans the statement how few they are.
     """
-    casts = [
-        f"{column.change_column}"
-        + (f"::{column.type.sql}" if column.type.sql != column.type.base else "")
-        + f" AS {identifier(column.name)}"
-        for column in map(source.column, columns)
-    ]
-    listed = "".join(f"{cast}, " for cast in casts)
     limit = f" LIMIT {rows}" if rows is not None else ""
     return (
-        f"SELECT {listed}w AS {WEIGHT}, ctid FROM {change_table_sql(change_table)}"
+        f"SELECT {_listed(source, columns)}w AS {WEIGHT}, ctid FROM {change_table_sql(change_table)}"
         f" WHERE {window(frontier)}{limit}"
     )
+
+
+def fetched_sql(source: Source, columns: Sequence[str], rows: str) -> str:
+    """The same for change rows that were fetched into an array, which is given as SQL."""
+    return f"SELECT {_listed(source, columns)}w AS {WEIGHT} FROM unnest({rows}) AS c"
 
 
 def staging_sql(
@@ -42,6 +40,22 @@ def staging_sql(
 ) -> str:
     """The consolidated change of a source since a frontier, of the rows that meet a condition."""
     changes = changes_sql(source, columns, change_table, frontier, rows)
+    return consolidated_changes_sql(source, columns, changes, condition)
+
+
+def consolidated_changes_sql(
+    source: Source, columns: Sequence[str], changes: str, condition: str | None
+) -> str:
+    """Change rows in a source's columns, consolidated, of the rows that meet a condition."""
     if condition is not None:
         changes = f"SELECT * FROM ({changes}) AS c WHERE {condition}"
     return consolidated_sql(changes, [Column(name, source.column(name).type) for name in columns])
+
+
+def _listed(source: Source, columns: Sequence[str]) -> str:
+    return "".join(
+        f"{column.change_column}"
+        + (f"::{column.type.sql}" if column.type.sql != column.type.base else "")
+        + f" AS {identifier(column.name)}, "
+        for column in map(source.column, columns)
+    )

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import psycopg
 
+from headwater.catalog.compiled import CompiledRefresh
 from headwater.db.connection import Connection, TryAgain, one
 from headwater.db.queries import query
 from headwater.definition.path_dependence import dependence
@@ -115,6 +116,7 @@ class Definitions(LRUCache[int, Definition]):
         super().__init__(REMEMBERED)
         self.found = self.read = 0  # how often one was there, and how often it had to be read
         self.seen: set[int] = set()  # stream tables whose definition was read; it may have changed since
+        self.compiled: dict[int, CompiledRefresh] = {}  # by stream table
 
 
 class DefinitionReader:
@@ -130,6 +132,11 @@ class DefinitionReader:
         self._connection = connection
         self._known = known if known is not None else Definitions()
         self._missing: set[int] = set()
+
+    @property
+    def compiled(self) -> dict[int, CompiledRefresh]:
+        """What the process knows of compiled refreshes."""
+        return self._known.compiled
 
     def read(self, view: int) -> Definition:
         """Return the definition behind a view; read it unless it is known.

@@ -111,7 +111,9 @@ class Creation:
                 found = catalog.find(self._connection, f"{identifier(schema)}.{identifier(table)}")
                 if found.status != "initializing":
                     return self.replace(found, text, options, cascade=cascade)
-        return self._build(Place(schema, table), text, options, cascade=False)
+        created = self._build(Place(schema, table), text, options, cascade=False)
+        self._refresher.fast_path.compile_missing({created.id: ""})
+        return created
 
     def replace(
         self, stream_table: StreamTable, text: str, options: Options, *, cascade: bool = False

@@ -21,6 +21,7 @@ from headwater.db.connection import DEPENDENT_OBJECTS, Connection, one, retried,
 from headwater.db.queries import query
 from headwater.definition.views import definition_name, find_definition
 from headwater.errors import AlreadyExists, DependentsExist, HeadwaterError
+from headwater.refresh.fast_path import drop_function
 
 CREATOR_LOCK = 1_214_607
 """Class of the session locks that creators hold, one for each stream table."""
@@ -107,6 +108,7 @@ class Removal:
                 )
             )
         self.drop_definition(stream_table_id)
+        drop_function(connection, stream_table_id)
         storage.drop(connection, stream_table_id)
         storage.drop_kept(connection, stream_table_id)
         self.forget_as_source(stream_table_id)

@@ -24,6 +24,11 @@ class Request:
     engine: EngineName | None = None  # overrides the stream table's own
     in_others_transaction: bool = False  # of one who verifies: a delta is taken in, whatever it costs
 
+    @property
+    def leaves_choice(self) -> bool:
+        """Whether a compiled refresh may do it."""
+        return not self.full and self.engine in (None, "auto", "postgres") and not self.in_others_transaction
+
 
 @dataclass(frozen=True)
 class Choice:

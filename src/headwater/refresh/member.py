@@ -38,6 +38,7 @@ from headwater.plan.steps import Steps, Tables, in_phase, shape
 from headwater.plan.storage_plan import BagPlan, GroupPlan, MaintenancePlan, RecomputePlan
 from headwater.refresh import incidents
 from headwater.refresh.decide import Choice, Request, choose
+from headwater.refresh.fast_path import own_target
 from headwater.refresh.index_advice import is_slow, want_of_index
 from headwater.refresh.intermediates import stored_layers
 from headwater.refresh.load import Loader, PlanFailure, plan_failure
@@ -96,6 +97,7 @@ class MemberRefresher:
         self._scratch = scratch(connection)
         self.ledger = Ledger()
         self.loader = Loader(connection, settings, selector, self._scratch, self.ledger)
+        self.signatures: dict[int, str] = {}  # of the definitions by which members were refreshed
         self._members: Sequence[int] = ()
         self._replaced_storage = False  # in the open transaction; other definitions may read what shows it
 
@@ -103,6 +105,7 @@ class MemberRefresher:
         """Start another transaction, which has written nothing yet and refreshes these stream tables."""
         self.ledger.begin()
         self._scratch.deadline = None
+        self.signatures.clear()
         self._members = members
         self._replaced_storage = False
 
@@ -135,6 +138,7 @@ class MemberRefresher:
         with phases.measure("plan"):
             self.lock(stream_table)
             definition = self.read_definition(stream_table)
+            self.signatures[stream_table.id] = definition.signature
             self.check_storage(stream_table)
             self._set_work_mem(len(sources))
         # The signature tells the temporary tables of different plans apart within a session.
@@ -244,12 +248,7 @@ class MemberRefresher:
         return stream_table.fingerprint == definition.fingerprint(stream_table.mode)
 
     def target(self, stream_table: StreamTable, definition: Definition) -> Target:
-        row = self._connection.execute(
-            query("refresh", "own_change_table"), {"id": stream_table.id}
-        ).fetchone()
-        table, numbers = row if row is not None else (None, [])
-        columns = tuple((definition.columns[number - 1].name, number) for number in numbers)
-        return Target(stream_table.label, storage.storage_sql(stream_table.id), table, columns)
+        return own_target(self._connection, stream_table, definition)
 
     def has_readers(self, stream_table: StreamTable) -> bool:
         """Whether somebody is given the changes of a stream table."""

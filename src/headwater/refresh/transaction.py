@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Protocol
 
 import psycopg
 from psycopg import sql
@@ -44,7 +43,7 @@ from headwater.db.connection import (
     translated,
 )
 from headwater.db.queries import query
-from headwater.db.scratch import Scratch, drop_unused
+from headwater.db.scratch import Scratch, drop_unused, statement
 from headwater.definition.reader import DefinitionReader
 from headwater.engine.observations import Took
 from headwater.engine.select import EngineSelector
@@ -60,8 +59,10 @@ from headwater.errors import (
 )
 from headwater.refresh import incidents
 from headwater.refresh.compare import Difference, PlanRefuted
+from headwater.refresh.compile import CLAIM_LOST
 from headwater.refresh.decide import Request
 from headwater.refresh.dependencies import Outdated, bring_up_to_date, follow_renames, outdated, register_anew
+from headwater.refresh.fast_path import Claim, FastPath
 from headwater.refresh.member import MemberRefresher, ScratchFactory, mark_for_rebuild
 
 MOVED = frozenset({"42P01", "42703", "42883", "42704", "3F000"})
@@ -75,16 +76,6 @@ INCIDENTS: dict[FoundBy, str] = {
     "refresh": "the rows that its plan gives are not those of its query: {}",
     "audit": "an audit found that its rows were not those of its query: {}",
 }
-
-
-class Claim(Protocol):
-    """The right to refresh, where others may take it away meanwhile (I4)."""
-
-    def hold(self, connection: Connection) -> None:
-        """Called when the transaction has its snapshot; raises if another has the right."""
-
-    def check(self, connection: Connection) -> None:
-        """Called last before the commit; raises if the right was taken away."""
 
 
 class MemberFailed(Exception):
@@ -121,10 +112,15 @@ class Refresher:
         self.reader = reader
         self.selector = selector
         self.members = MemberRefresher(connection, settings, reader, selector, scratch)
+        self.fast_path = FastPath(connection, settings, reader)
 
     def refresh(self, stream_table: StreamTable, request: Request) -> list[Outcome]:
         """Refreshes a stream table and those it reads; outcomes in the order of the graph."""
         try:
+            if request.leaves_choice:
+                outcomes = self._refresh_fast([stream_table.id], upstream=True)
+                if outcomes is not None:
+                    return outcomes
             return self._refresh(
                 stream_table, lambda: catalog.closure(self._connection, stream_table.id), request
             )
@@ -141,10 +137,44 @@ class Refresher:
         Raises MemberFailed. Nobody must be able to see them disagree with what they read otherwise: where two
         paths lead to one stream table from one source, all that lies between must be among them.
         """
+        outcomes = self._refresh_fast(members, claim, clean=clean)
+        if outcomes is not None:
+            return outcomes
         last = catalog.stream_table(self._connection, members[-1])
         return self._refresh(
             last, lambda: catalog.together(self._connection, members), Request(), claim, clean=clean
         )
+
+    def _refresh_fast(
+        self,
+        members: Sequence[int],
+        claim: Claim | None = None,
+        *,
+        upstream: bool = False,
+        clean: bool = True,
+    ) -> list[Outcome] | None:
+        """Refreshes by compiled functions, with what is read if asked for; None if the driver is to do it."""
+        batch = self.fast_path.batch(members, upstream=upstream)
+        if batch is None:
+            return None
+        started = Phases()
+        try:
+            outcomes = self.fast_path.run(batch, claim)
+        except KeyboardInterrupt:
+            self._interrupted(self._looked_up(members[-1]), started)
+            raise
+        except (psycopg.Error, HeadwaterError) as error:
+            raise self._failed(self._looked_up(members[-1]), error, started) from error
+        if outcomes is not None:
+            self._ended(outcomes, clean=clean)
+        return outcomes
+
+    def _looked_up(self, stream_table_id: int) -> StreamTable:
+        """A stream table, over another connection if this one is broken."""
+        if not self._connection.closed:
+            return catalog.stream_table(self._connection, stream_table_id)
+        with self.selector.another_connection() as another:
+            return catalog.stream_table(another, stream_table_id)
 
     def _refresh(
         self,
@@ -181,20 +211,36 @@ class Refresher:
                 self._record_failure(failed, started)
                 raise
             except KeyboardInterrupt:
-                interrupted = RefreshCancelled(f"refresh of {label} was interrupted")
-                self._record_failure(MemberFailed(stream_table, interrupted), started)
+                self._interrupted(stream_table, started)
                 raise
             except (psycopg.Error, HeadwaterError) as error:
-                failure = (
-                    translated(error, f"refresh of {label}", RefreshFailed)
-                    if isinstance(error, psycopg.Error)
-                    else error
-                )
-                failure.__cause__ = error if isinstance(error, psycopg.Error) else error.__cause__
-                whole = MemberFailed(stream_table, failure)
-                if not isinstance(failure, ClaimLost):  # whoever has it now makes the record
-                    self._record_failure(whole, started)
-                raise whole from failure.__cause__
+                whole = self._failed(stream_table, error, started)
+                raise whole from whole.error.__cause__
+        self._ended(outcomes, clean=clean)
+        self.fast_path.compile_missing(self.members.signatures)
+        return outcomes
+
+    def _interrupted(self, stream_table: StreamTable, started: Phases) -> None:
+        interrupted = RefreshCancelled(f"refresh of {stream_table.label} was interrupted")
+        self._record_failure(MemberFailed(stream_table, interrupted), started)
+
+    def _failed(
+        self, stream_table: StreamTable, error: psycopg.Error | HeadwaterError, started: Phases
+    ) -> MemberFailed:
+        """Records that a refresh failed as a whole, and says so."""
+        failure = (
+            translated(error, f"refresh of {stream_table.label}", RefreshFailed)
+            if isinstance(error, psycopg.Error)
+            else error
+        )
+        failure.__cause__ = error if isinstance(error, psycopg.Error) else error.__cause__
+        whole = MemberFailed(stream_table, failure)
+        if not isinstance(failure, ClaimLost):  # whoever has it now makes the record
+            self._record_failure(whole, started)
+        return whole
+
+    def _ended(self, outcomes: list[Outcome], *, clean: bool) -> None:
+        """Notes what refreshes took, and cleans up after them."""
         for outcome in outcomes:
             self.selector.observations.add(
                 Took(
@@ -210,7 +256,6 @@ class Refresher:
             )
         if clean:
             self._clean(outcomes)
-        return outcomes
 
     def refresh_here(
         self,
@@ -279,13 +324,13 @@ class Refresher:
                 self.begin(stream_table_id, closure)
                 installed.hold_version(connection)
                 if claim is not None:
-                    claim.hold(connection)
+                    self._claim(claim, claim.hold_sql)
                 if find().sources != closure.sources:
                     # What was locked, before the snapshot was taken, is not what its query reads by now.
                     raise TryAgain("what it reads was changed in the meantime")
                 outcomes = self._refresh_members(stream_table_id, closure, request)
                 if claim is not None:
-                    claim.check(connection)
+                    self._claim(claim, claim.check_sql)
                 return outcomes
         except (MemberFailed, psycopg.Error) as error:
             cause = error.error.__cause__ if isinstance(error, MemberFailed) else error
@@ -293,6 +338,14 @@ class Refresher:
                 # Renaming a schema waits for nobody. What is locked later than the plan is made, neither.
                 raise TryAgain("what it reads was renamed meanwhile") from error
             raise
+
+    def _claim(self, claim: Claim, wanted: str) -> None:
+        try:
+            self._connection.execute(statement(wanted))
+        except psycopg.Error as error:
+            if error.sqlstate != CLAIM_LOST:
+                raise
+            raise claim.lost(error) from error
 
     def adopt(self, stream_table_id: int) -> Closure:
         """Registers what changed under a stream table and those it reads; which these are now."""

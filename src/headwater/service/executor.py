@@ -32,7 +32,8 @@ from headwater.errors import (
     ReadOnlyServer,
     RefreshFailed,
 )
-from headwater.refresh.transaction import Claim, MemberFailed, Refresher
+from headwater.refresh.fast_path import Claim
+from headwater.refresh.transaction import MemberFailed, Refresher
 
 CLEANING_SECONDS = 1.0
 """What is refreshed more often than this cleans up only so often."""

@@ -20,7 +20,7 @@ from typing import Literal
 import psycopg
 from psycopg.types.json import Jsonb
 
-from headwater.db.connection import SERIALIZATION_FAILURES, Connection, one
+from headwater.db.connection import Connection, one
 from headwater.db.queries import query
 from headwater.errors import ClaimLost
 from headwater.version import version
@@ -45,26 +45,21 @@ class ClaimedJob:
     members: tuple[int, ...]
     worker_id: uuid.UUID
 
-    def hold(self, connection: Connection) -> None:
+    @property
+    def hold_sql(self) -> str:
         """Takes the lock of each member until the transaction ends, however it ends."""
-        if not one(connection, query("service", "hold"), {"members": list(self.members)})[0]:
-            raise ClaimLost(
-                f"job {self.id}: another worker is refreshing the same",
-                hint="an earlier attempt has not ended yet; it is tried again",
-            )
+        return f"SELECT headwater.hold_claim('{{{','.join(map(str, self.members))}}}')"
 
-    def check(self, connection: Connection) -> None:
+    @property
+    def check_sql(self) -> str:
         """Locks the attempt number as it is, if it still is."""
-        values = {"id": self.id, "attempt": self.attempt, "worker_id": self.worker_id}
-        try:
-            if connection.execute(query("service", "fence"), values).rowcount == 1:
-                return
-        except psycopg.Error as error:
-            if error.sqlstate not in SERIALIZATION_FAILURES:
-                raise
-        raise ClaimLost(
-            f"job {self.id}: attempt {self.attempt} was taken back before it could be applied",
-            hint="the worker was not heard of for too long; another attempt has its place",
+        return f"SELECT headwater.check_claim({self.id}, {self.attempt}, '{self.worker_id}')"
+
+    def lost(self, error: psycopg.Error) -> ClaimLost:
+        return ClaimLost(
+            f"job {self.id}: {error.diag.message_primary}",
+            hint="an earlier attempt has not ended, or this worker was not heard of for too long;"
+            " it is tried again",
         )
 
 

@@ -14,12 +14,12 @@ SELECT set_config('work_mem', greatest(64, least(
          END))::bigint || 'kB', true)
 
 -- name: temporary_tables
--- Those that refreshes made in this session, and whether they are in somebody's way: a domain cannot be altered while
--- another session has a temporary table of it, and nothing needs those of a stream table that is gone. Also their age in
--- transactions.
+-- Those that refreshes made in this session, and whether they are in somebody's way: a domain cannot be altered, a table or
+-- view not be dropped, while another session has a temporary table with a column of its type; and nothing needs those of a
+-- stream table that is gone. Also their age in transactions.
 SELECT c.relname,
-       EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid AND t.typtype = 'd'
-               WHERE a.attrelid = c.oid AND a.attnum > 0)
+       EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type e ON e.oid = t.typelem
+               WHERE a.attrelid = c.oid AND a.attnum > 0 AND (t.typtype IN ('c', 'd') OR e.typtype IN ('c', 'd')))
        OR NOT EXISTS (SELECT FROM headwater.stream_table st
                       WHERE st.id = substring(c.relname FROM '^hw([0-9]+)_')::bigint),
        age(c.relfrozenxid)

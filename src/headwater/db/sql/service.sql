@@ -129,15 +129,6 @@ WHERE id = (SELECT id FROM headwater.worker_jobs
             ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING id, attempt, members
 
--- name: hold
--- The right to refresh these stream tables for as long as the transaction lasts.
-SELECT bool_and(pg_try_advisory_xact_lock(1214611, (member & 2147483647)::int)) FROM unnest(%(members)s::bigint[]) AS member
-
--- name: fence
--- Whether a job is still this attempt's: 40001 if that changed since the snapshot. Heartbeats do not matter.
-SELECT FROM headwater.worker_jobs WHERE id = %(id)s AND attempt = %(attempt)s AND worker_id = %(worker_id)s
-FOR KEY SHARE
-
 -- name: finish
 -- What became of a job, unless it was taken back.
 UPDATE headwater.worker_jobs
