@@ -43,13 +43,18 @@ def test_all_of_sql(
 
     Tables are small here. Every other round does what is worth it only with large ones: it keeps inner
     results, joins step by step, and leaves rows out between lookups; every fourth applies in steps, too.
+    Of the rounds between, every other one has compiled refreshes.
     """
     conn.prepare_threshold = None  # the same text may mean other columns in the next round
     conn.execute(tables.SCHEMA)
     started = time.monotonic()
     cases = int(os.environ.get("HEADWATER_CASES") or CASES[engine])
     failures: list[str] = []
-    with connect(dsn) as small, connect(dsn, keep_inner="always") as large:
+    with (
+        connect(dsn) as compiled,
+        connect(dsn, compiled_refreshes="off") as small,
+        connect(dsn, keep_inner="always", compiled_refreshes="off") as large,
+    ):
         for number in itertools.count(FIRST):
             print(f"HEADWATER_SEED={number} HEADWATER_CASES=1")
             if number % 2:
@@ -58,7 +63,7 @@ def test_all_of_sql(
                 monkeypatch.setattr(steps, "is_one_query", lambda plan, pending: False)
             if number % 4 == 1:
                 monkeypatch.setattr(steps, "MOST_AT_ONCE", 0)
-            bench = Bench(conn, large if number % 2 else small, REDUCE_SECONDS)
+            bench = Bench(conn, (compiled, large, small, large)[number % 4], REDUCE_SECONDS)
             found = bench.play(Round.draw(number, conn))
             print(*found, sep="\n\n", flush=True)  # at once, for a soak may be interrupted
             failures += found

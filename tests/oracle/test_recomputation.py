@@ -140,7 +140,8 @@ def run_examples(dsn: str, connect: Connect, *, examples: int | None = None) -> 
 
 def batches_equal_recomputation(dsn: str, connect: Connect, data: st.DataObject) -> None:
     script = Script()
-    with psycopg.connect(dsn, autocommit=True) as conn, connect(dsn) as hw:
+    compiled = data.draw(st.sampled_from(("on", "off")), label="compiled_refreshes")
+    with psycopg.connect(dsn, autocommit=True) as conn, connect(dsn, compiled_refreshes=compiled) as hw:
         conn.execute("DROP SCHEMA IF EXISTS public CASCADE; CREATE SCHEMA public")
         conn.execute(shop.SCHEMA)
         for _ in range(8):

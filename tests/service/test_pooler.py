@@ -25,6 +25,7 @@ from headwater.db.connection import is_pooled, one, transaction
 from headwater.errors import AlreadyExists, InvalidQuery, InvalidSetting, RefreshFailed, SessionNeeded
 from headwater.lifecycle.create import Place
 from headwater.lifecycle.options import Options
+from headwater.refresh.claim import hold_claim
 from headwater.service.launcher import Launcher
 from headwater.service.queue import ClaimedJob, External, Membership
 from headwater.service.scheduler import Scheduler
@@ -345,7 +346,7 @@ def test_a_lost_worker_behind_a_pooler_is_ended(dsn: str, pooled_dsn: str) -> No
         def refresh(job: ClaimedJob) -> None:
             with transaction(lost, repeatable_read=True):
                 lost.execute("SET LOCAL application_name = 'headwater refresh 7'")
-                job.hold(lost)
+                hold_claim(lost, job)
                 membership.leave()
                 assert external.take_back([job.id]) == [job.id]
                 lost.execute("SELECT 1")
@@ -355,4 +356,4 @@ def test_a_lost_worker_behind_a_pooler_is_ended(dsn: str, pooled_dsn: str) -> No
         again = membership.claim(None)
         assert again is not None
         with transaction(mine, repeatable_read=True):
-            again.hold(mine)
+            hold_claim(mine, again)

@@ -20,6 +20,7 @@ from headwater import Headwater
 from headwater.db.connection import connect as open_connection
 from headwater.db.connection import transaction
 from headwater.errors import ClaimLost
+from headwater.refresh.claim import check_claim, hold_claim
 from headwater.service import queue
 from headwater.service.queue import ClaimedJob, External, Membership
 
@@ -179,27 +180,27 @@ Claimed = tuple[Membership, External, ClaimedJob]
 def test_heartbeats_do_not_disturb_a_commit(dsn: str, claimed: Claimed) -> None:
     membership, _, job = claimed
     with open_connection(dsn) as refresh, transaction(refresh, repeatable_read=True):
-        job.hold(refresh)
+        hold_claim(refresh, job)
         membership.beat([job.id])
         membership.beat([job.id])
-        job.check(refresh)
+        check_claim(refresh, job)
 
 
 def test_a_job_that_was_taken_back_cannot_commit(dsn: str, claimed: Claimed) -> None:
     membership, external, job = claimed
     with open_connection(dsn) as refresh, transaction(refresh, repeatable_read=True, rollback=True):
-        job.hold(refresh)
+        hold_claim(refresh, job)
         membership.leave()
         assert external.take_back([job.id]) == [job.id]
         with pytest.raises(ClaimLost):
-            job.check(refresh)
+            check_claim(refresh, job)
 
 
 def test_a_job_that_commits_just_now_is_not_taken_back(dsn: str, claimed: Claimed) -> None:
     membership, external, job = claimed
     with open_connection(dsn) as refresh, transaction(refresh, repeatable_read=True):
-        job.hold(refresh)
-        job.check(refresh)
+        hold_claim(refresh, job)
+        check_claim(refresh, job)
         membership.leave()
         assert external.take_back([job.id]) == []
 
@@ -208,11 +209,11 @@ def test_two_attempts_do_not_work_at_once(dsn: str, claimed: Claimed) -> None:
     _, _, job = claimed
     with open_connection(dsn) as first, open_connection(dsn) as second:
         with transaction(first, repeatable_read=True):
-            job.hold(first)
+            hold_claim(first, job)
             with pytest.raises(ClaimLost), transaction(second, repeatable_read=True):
-                job.hold(second)
+                hold_claim(second, job)
         with transaction(second, repeatable_read=True):
-            job.hold(second)
+            hold_claim(second, job)
 
 
 def test_the_attempt_of_a_lost_server_row_cannot_commit(
@@ -221,7 +222,7 @@ def test_the_attempt_of_a_lost_server_row_cannot_commit(
     """Jobs are not logged: after a crash their rows are gone."""
     _, _, job = claimed
     with open_connection(dsn) as refresh, transaction(refresh, repeatable_read=True, rollback=True):
-        job.hold(refresh)
+        hold_claim(refresh, job)
         conn.execute("TRUNCATE headwater.worker_jobs")
         with pytest.raises(ClaimLost):
-            job.check(refresh)
+            check_claim(refresh, job)

@@ -371,6 +371,7 @@ LOOKING = (
         Example: headwater explain revenue
         """,
         NAME,
+        click.Option(["--compiled"], is_flag=True, help="Print the function that takes small changes."),
         *SHARED,
     ),
     Verb(

@@ -9,11 +9,12 @@ from headwater.cli.show import plans as show
 from headwater.cli.show.values import command
 
 
-def explain(invocation: Invocation, name: str) -> None:
+def explain(invocation: Invocation, name: str, *, compiled: bool) -> None:
     """Shows what a refresh does."""
     with connect(invocation) as hw:
         found = hw.explain(name)
-    present(invocation, found, show.explanation(found, console()))
+    shown = show.compiled if compiled else show.explanation
+    present(invocation, found, shown(found, console()))
 
 
 def verify(invocation: Invocation, name: str) -> int:

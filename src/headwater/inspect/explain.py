@@ -63,6 +63,8 @@ class Explanation:
     query: str
     operators: tuple[Operator, ...]
     steps: tuple[Statement, ...]
+    compiled: str | None  # the function that takes small changes, as it is stored
+    not_compiled: str | None  # why there is none
 
 
 def explain(connection: Connection, refresher: Refresher, stream_table: StreamTable) -> Explanation:
@@ -101,6 +103,7 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
             transcript.take(fill(Tables(), "delta", plan.difference_sql(target.storage)))
         indexes = missing_indexes(connection, layers) if layers else ()
         kept = stored_parts(connection, stream_table.id, definition)
+        function, refused = refresher.fast_path.explained(stream_table.id)
     return Explanation(
         stream_table=stream_table.label,
         requested_mode=stream_table.requested_mode,
@@ -116,6 +119,8 @@ def explain(connection: Connection, refresher: Refresher, stream_table: StreamTa
         query=definition.text,
         operators=tuple(_operators(plan, kept)),
         steps=tuple(transcript.statements),
+        compiled=function,
+        not_compiled=refused,
     )
 
 

@@ -30,8 +30,6 @@ LEFT_TO_DRIVER = "HW001"
 """The SQLSTATE of a refresh that the driver is to do instead."""
 OUTDATED = "HW002"
 """The SQLSTATE of a function that was made from something else than there is now."""
-CLAIM_LOST = "HW003"
-"""The SQLSTATE of a refresh that another worker has the right to."""
 
 
 class NotCovered(Exception):
@@ -71,6 +69,8 @@ def function_name(stream_table_id: int) -> str:
 
 def most_rows(plan: IncrementalPlan) -> int:
     """The most change rows that the delta of a plan takes in as one query; raises NotCovered if none."""
+    if not plan.sources:
+        raise NotCovered("it reads nothing that changes")
     for rows in (MOST_AT_ONCE, MANY_ROWS):
         if is_one_query(plan, {0: rows - 1}):
             return rows - 1
@@ -93,7 +93,7 @@ def compile_refresh(subject: Subject) -> CompiledFunction:
 
 
 _TOKEN = "@token@"
-_NOT_BEFORE = buffers.not_before_sql("__hw_number", "__hw_xid")
+_NOT_BEFORE = buffers.not_before_sql("__hw_oldest", "__hw_xid")
 _WINDOW = buffers.window_sql(_NOT_BEFORE, "__hw_snapshot", "__hw_applied_by")
 
 _TEMPLATE = """\
@@ -109,7 +109,7 @@ DECLARE
     __hw_snapshot pg_snapshot;
     __hw_applied_by xid8;
     __hw_xid xid8;
-    __hw_number bigint;
+    __hw_oldest bigint;
     __hw_rows bigint;
     __hw_timeout text;
     __hw_reason text;
@@ -130,7 +130,7 @@ BEGIN
 
     -- 2. How far the stream table is.
     SELECT f.snapshot, f.applied_by, pg_snapshot_xmin(f.snapshot), pg_snapshot_xmin(f.snapshot)::text::bigint
-    INTO __hw_snapshot, __hw_applied_by, __hw_xid, __hw_number
+    INTO __hw_snapshot, __hw_applied_by, __hw_xid, __hw_oldest
     FROM headwater.stream_table AS st
     JOIN headwater.frontier AS f ON f.stream_table_id = st.id AND f.node = 0
     WHERE st.id = {id} AND st.status = 'active' AND st.mode = 'differential' AND st.engine <> 'spark'
@@ -182,7 +182,7 @@ BEGIN
     RETURN jsonb_build_object(
         'label', {label}, 'action', 'delta', 'reason', __hw_reason, 'moved', true, 'rows', __hw_rows,
         'applied', jsonb_build_array(__hw_inserted, __hw_updated, __hw_deleted), 'snapshot', __hw_reached,
-        'history', __hw_recorded, 'phases', __hw_phases,
+        'history', __hw_recorded, 'phases', __hw_phases, 'changed', {changed},
         'elapsed', extract(epoch FROM clock_timestamp() - __hw_began));
 END
 """
@@ -237,6 +237,7 @@ def _body(subject: Subject) -> str:
         deltas=_branches(deltas),
         marking=_marking(subject),
         names=_names(subject, sources),
+        changed=_changed(sources),
     )
 
 
@@ -312,6 +313,15 @@ def _names(subject: Subject, sources: Sequence[Source]) -> str:
         return literal(named[0][0])
     cases = (f"CASE WHEN {_changes(number)} IS NOT NULL THEN {literal(label)} END" for label, number in named)
     return f"concat_ws(', ', {', '.join(cases)})"
+
+
+def _changed(sources: Sequence[Source]) -> str:
+    """The sources that changed, as SQL."""
+    cases = (
+        f"CASE WHEN {_changes(number)} IS NOT NULL THEN {source.relation} END"
+        for number, source in enumerate(sources)
+    )
+    return f"array_remove(ARRAY[{', '.join(cases)}], NULL)"
 
 
 def _alone(number: int, sources: int) -> str:

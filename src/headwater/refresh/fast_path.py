@@ -11,10 +11,11 @@ its caller read with it, and compares what it was made from with what there is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from graphlib import TopologicalSorter
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -39,10 +40,11 @@ from headwater.db.connection import (
 from headwater.db.queries import query
 from headwater.db.scratch import statement
 from headwater.definition.reader import Definition, DefinitionReader
-from headwater.errors import ClaimLost, HeadwaterError
+from headwater.engine.postgres.engine import MOST_AT_ONCE
+from headwater.errors import HeadwaterError
 from headwater.plan.quoting import identifier, literal
+from headwater.refresh.claim import CLAIM_LOST, Claim
 from headwater.refresh.compile import (
-    CLAIM_LOST,
     OUTDATED,
     NotCovered,
     Subject,
@@ -50,24 +52,10 @@ from headwater.refresh.compile import (
     function_name,
     most_rows,
 )
+from headwater.refresh.index_advice import is_slow, want_of_index
 from headwater.version import version
 
 REASON = "its compiled refresh takes small changes"
-
-
-class Claim(Protocol):
-    """The right to refresh, where others may take it away meanwhile (I4)."""
-
-    @property
-    def hold_sql(self) -> str:
-        """A statement for when the transaction has its locks; fails if another has the right."""
-
-    @property
-    def check_sql(self) -> str:
-        """A statement for the end of the transaction; fails if the right was taken away."""
-
-    def lost(self, error: psycopg.Error) -> ClaimLost:
-        """What their failing with SQLSTATE HW003 means."""
 
 
 class FastPath:
@@ -86,7 +74,7 @@ class FastPath:
 
         Returns None if one of them has none.
         """
-        if not self._settings.compiled_refreshes:
+        if not self._settings.compiled_refreshes or self._settings.max_buffer_rows < MOST_AT_ONCE:
             return None
         found = self._collect(members, upstream=upstream)
         if found is None:
@@ -131,9 +119,34 @@ class FastPath:
                 raise
             return None
         found = [rows[0][0] for rows in results if rows and isinstance(rows[0][0], dict)]
-        return [
-            _outcome(member.stream_table_id, result) for member, result in zip(members, found, strict=True)
-        ]
+        outcomes = []
+        for member, result in zip(members, found, strict=True):
+            outcome = _outcome(member.stream_table_id, result)
+            if is_slow(outcome.phases):
+                outcome = self._with_advice(outcome, frozenset(result["changed"]))
+            outcomes.append(outcome)
+        return outcomes
+
+    def _with_advice(self, outcome: Outcome, changed: frozenset[int]) -> Outcome:
+        """Say which index a slow delta lacked, in the history, too."""
+
+        def attempt() -> str:
+            with transaction(self._connection):
+                definition = self._reader.current(outcome.stream_table_id)
+                layers = definition.layers({})
+                lacking = want_of_index(self._connection, layers, changed, outcome.rows_in)
+                if lacking:
+                    self._connection.execute(
+                        query("history", "add_to_reason"), {"id": outcome.history_id, "more": lacking}
+                    )
+                return lacking
+
+        try:
+            return replace(outcome, reason=outcome.reason + self._reader.prepared(attempt))
+        except (psycopg.Error, HeadwaterError, TryAgain):  # the refresh itself is done
+            if self._connection.closed:
+                raise
+            return outcome
 
     def _statements(self, members: Sequence[CompiledRefresh], claim: Claim | None) -> list[str]:
         tables = sorted({table for member in members for table in member.tables})
@@ -152,6 +165,19 @@ class FastPath:
         ]
 
     # compiling
+
+    def explained(self, stream_table_id: int) -> tuple[str | None, str | None]:
+        """Return the function of a stream table as it is stored, or why it has none."""
+        if not self._settings.compiled_refreshes:
+            return None, "headwater.compiled_refreshes is off"
+        entry = next(iter(compiled.entries(self._connection, [stream_table_id])), None)
+        if entry is None or entry.refused is not None:
+            return None, entry.refused if entry is not None else "the next refresh compiles it"
+        row = self._connection.execute(
+            "SELECT pg_get_functiondef(to_regprocedure(%s)) WHERE to_regprocedure(%s) IS NOT NULL",
+            [f"{function_name(stream_table_id)}(text)"] * 2,
+        ).fetchone()
+        return (str(row[0]), None) if row is not None else (None, "the next refresh compiles it")
 
     def forget(self, stream_tables: Iterable[int]) -> None:
         """Have what is known of these looked up again, and compiled anew if need be."""

@@ -149,7 +149,7 @@ class MemberRefresher:
         work = _Work(stream_table, definition, tables, target, phases, engine, may_give_up)
         if choice.action == "delta" and self._is_current(stream_table, definition):
             applied, decision, traffic, *_ = self._delta(work, sources, choice)
-            if decision.engine == PostgresEngine.name and is_slow(phases):
+            if decision.engine == PostgresEngine.name and is_slow(phases.milliseconds):
                 layers = stored_layers(connection, stream_table.id, definition)
                 lacking = want_of_index(connection, layers, choice.changed, choice.rows_in)
                 outcome = replace(outcome, reason=choice.reason + lacking)

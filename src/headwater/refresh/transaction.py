@@ -43,7 +43,7 @@ from headwater.db.connection import (
     translated,
 )
 from headwater.db.queries import query
-from headwater.db.scratch import Scratch, drop_unused, statement
+from headwater.db.scratch import Scratch, drop_unused
 from headwater.definition.reader import DefinitionReader
 from headwater.engine.observations import Took
 from headwater.engine.select import EngineSelector
@@ -58,11 +58,11 @@ from headwater.errors import (
     RefreshFailed,
 )
 from headwater.refresh import incidents
+from headwater.refresh.claim import Claim, check_claim, hold_claim
 from headwater.refresh.compare import Difference, PlanRefuted
-from headwater.refresh.compile import CLAIM_LOST
 from headwater.refresh.decide import Request
 from headwater.refresh.dependencies import Outdated, bring_up_to_date, follow_renames, outdated, register_anew
-from headwater.refresh.fast_path import Claim, FastPath
+from headwater.refresh.fast_path import FastPath
 from headwater.refresh.member import MemberRefresher, ScratchFactory, mark_for_rebuild
 
 MOVED = frozenset({"42P01", "42703", "42883", "42704", "3F000"})
@@ -324,13 +324,13 @@ class Refresher:
                 self.begin(stream_table_id, closure)
                 installed.hold_version(connection)
                 if claim is not None:
-                    self._claim(claim, claim.hold_sql)
+                    hold_claim(connection, claim)
                 if find().sources != closure.sources:
                     # What was locked, before the snapshot was taken, is not what its query reads by now.
                     raise TryAgain("what it reads was changed in the meantime")
                 outcomes = self._refresh_members(stream_table_id, closure, request)
                 if claim is not None:
-                    self._claim(claim, claim.check_sql)
+                    check_claim(connection, claim)
                 return outcomes
         except (MemberFailed, psycopg.Error) as error:
             cause = error.error.__cause__ if isinstance(error, MemberFailed) else error
@@ -338,14 +338,6 @@ class Refresher:
                 # Renaming a schema waits for nobody. What is locked later than the plan is made, neither.
                 raise TryAgain("what it reads was renamed meanwhile") from error
             raise
-
-    def _claim(self, claim: Claim, wanted: str) -> None:
-        try:
-            self._connection.execute(statement(wanted))
-        except psycopg.Error as error:
-            if error.sqlstate != CLAIM_LOST:
-                raise
-            raise claim.lost(error) from error
 
     def adopt(self, stream_table_id: int) -> Closure:
         """Registers what changed under a stream table and those it reads; which these are now."""

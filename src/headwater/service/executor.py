@@ -32,7 +32,7 @@ from headwater.errors import (
     ReadOnlyServer,
     RefreshFailed,
 )
-from headwater.refresh.fast_path import Claim
+from headwater.refresh.claim import Claim
 from headwater.refresh.transaction import MemberFailed, Refresher
 
 CLEANING_SECONDS = 1.0

@@ -27,6 +27,7 @@ def explanation(found: Explanation, console: Console) -> RenderableType:
                 ("mode", f"{found.mode} (asked for: {found.requested_mode})"),
                 ("engine", f"{found.engine} ({found.engine_reason})"),
                 ("schedule", found.schedule or "none"),
+                ("compiled", f"no: {found.not_compiled}" if found.not_compiled else "yes, for small changes"),
                 *(("reason", reason) for reason in found.reasons),
             ]
         ),
@@ -39,6 +40,12 @@ def explanation(found: Explanation, console: Console) -> RenderableType:
     for number, step in enumerate(found.steps, 1):
         shown += [heading(f"step {number}: {step.name}"), _sql(step.sql, console)]
     return Group(*shown)
+
+
+def compiled(found: Explanation, console: Console) -> RenderableType:
+    if found.compiled is None:
+        return lines(f"{found.stream_table} has no compiled refresh: {found.not_compiled}")
+    return _sql(found.compiled, console)
 
 
 def _predictions(found: Sequence[Prediction]) -> list[RenderableType]:

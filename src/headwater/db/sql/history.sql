@@ -46,3 +46,7 @@ WHERE bucket_length = %(length)s::interval
             AND (%(stream_table_id)s::bigint IS NULL OR stream_table_id = %(stream_table_id)s)
           ORDER BY bucket_start DESC LIMIT %(limit)s) latest), '-infinity')
 ORDER BY bucket_start DESC, stream_table, action, engine LIMIT %(limit)s
+
+-- name: add_to_reason
+-- Something that is known of a refresh only afterwards.
+UPDATE headwater.refresh SET reason = reason || %(more)s::text WHERE id = %(id)s
