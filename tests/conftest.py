@@ -232,6 +232,12 @@ def dsn(admin_dsn: str, admin: psycopg.Connection, template_dsn: str) -> Iterato
 
 
 @pytest.fixture
+def driver_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small changes, too, are taken in by the driver's steps, where a test has its hooks."""
+    monkeypatch.setenv("HEADWATER_COMPILED_REFRESHES", "off")
+
+
+@pytest.fixture
 def conn(dsn: str) -> Iterator[psycopg.Connection]:
     """An autocommit connection to the test's database."""
     with psycopg.connect(dsn, autocommit=True) as connection:

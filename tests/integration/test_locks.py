@@ -37,6 +37,8 @@ from headwater.errors import LockNotAvailable
 from headwater.refresh.decide import Request
 from headwater.refresh.transaction import Refresher
 
+pytestmark = pytest.mark.usefixtures("driver_only")
+
 Connection = psycopg.Connection[Any]
 SUMS = "SELECT kind, count(*) AS n, sum(price) AS total FROM items GROUP BY kind"
 BOUND = {"lock_timeout_ms": "100", "lock_attempts": "2"}

@@ -9,6 +9,8 @@ import pytest
 
 from headwater import Headwater
 
+pytestmark = pytest.mark.usefixtures("driver_only")
+
 Connection = psycopg.Connection[Any]
 
 

@@ -21,6 +21,8 @@ from headwater.db.scratch import drop_unused
 from headwater.errors import LockNotAvailable, RefreshFailed
 from headwater.refresh.decide import choose
 
+pytestmark = pytest.mark.usefixtures("driver_only")
+
 Connection = psycopg.Connection[Any]
 JOINED = "SELECT a.id, b.v FROM a JOIN b ON b.id = a.id"
 

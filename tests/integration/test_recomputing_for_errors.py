@@ -16,6 +16,8 @@ from headwater.engine.base import Engine
 from headwater.engine.observations import FAILED
 from headwater.engine.postgres.engine import PostgresEngine
 
+pytestmark = pytest.mark.usefixtures("driver_only")
+
 Connection = psycopg.Connection[Any]
 
 TABLES = """

@@ -34,6 +34,8 @@ from headwater.errors import RefreshFailed
 from headwater.refresh.decide import Request
 from headwater.refresh.transaction import Refresher
 
+pytestmark = pytest.mark.usefixtures("driver_only")
+
 Connection = psycopg.Connection[Any]
 
 COUNTS = "SELECT kind, count(*) AS n FROM shop.items GROUP BY kind"

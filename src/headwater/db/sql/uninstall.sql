@@ -43,6 +43,7 @@ ORDER BY c.relkind <> 'v', c.oid
 -- The functions and procedures in Headwater's schemas, without those that capture, and whether they are of its making.
 SELECT p.oid, p.oid::regprocedure::text, CASE p.prokind WHEN 'p' THEN 'procedure' ELSE 'function' END,
        n.nspname = 'headwater' AND (%(any)s OR p.proname = ANY (%(known)s::name[]))
+       OR n.nspname = 'headwater_defs' AND p.proname ~ '^refresh_\d+$'
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE n.nspname = ANY (%(schemas)s::name[])
   AND NOT (n.nspname = 'headwater_changes' AND p.proname ~ '^capture_\d+$')
