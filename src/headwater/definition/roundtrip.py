@@ -9,8 +9,9 @@ from headwater.db.connection import Connection, one
 from headwater.definition.types import TypeReader
 from headwater.definition.views import canonical_text, parse_tree
 from headwater.plan import volatility
+from headwater.plan.deparse import query_text
 from headwater.plan.errors import Unsupported
-from headwater.plan.syntax import parse, query_text
+from headwater.plan.syntax import parse
 
 
 def same_meaning(connection: Connection, one_view: int, other_view: int) -> bool:

@@ -14,6 +14,7 @@ from postgast import pg_query_pb2 as pg
 from postgast.pg_query_pb2 import Node
 
 from headwater.plan import syntax
+from headwater.plan.deparse import text_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Expression:
     @cached_property
     def text(self) -> str:
         """The expression as SQL."""
-        return syntax.text_of(self.node)
+        return text_of(self.node)
 
     @cached_property
     def references(self) -> tuple[ColumnRef, ...]:

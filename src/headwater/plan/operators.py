@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from headwater.plan.deparse import query_text
 from headwater.plan.expression import Expression
 from headwater.plan.quoting import identifier
-from headwater.plan.syntax import query_text
 
 SourceKind = Literal["table", "stream_table", "kept"]
 

@@ -12,12 +12,15 @@ from postgast.pg_query_pb2 import SelectStmt
 
 from headwater.plan import syntax
 from headwater.plan.build.aliases import free_aliases
+from headwater.plan.build.outer_joins import left_outer_join, unmatched
 from headwater.plan.build.relations import CommonTable, Environment
 from headwater.plan.build.rename import renamed
 from headwater.plan.build.scope import MERGED, Block, Lifted, Relation, Scope, output_names
 from headwater.plan.build.subqueries import Subqueries, lifted_to_core
+from headwater.plan.build.table_functions import function_parts
+from headwater.plan.deparse import query_text, text_of
 from headwater.plan.errors import Unsupported
-from headwater.plan.expression import ColumnRef, Expression, all_of, column, conjuncts
+from headwater.plan.expression import Expression, column, conjuncts
 from headwater.plan.operators import (
     CORE,
     Apply,
@@ -25,7 +28,6 @@ from headwater.plan.operators import (
     Expansion,
     Input,
     Joined,
-    Lookup,
     Node,
     Output,
     Query,
@@ -66,7 +68,7 @@ class FromItems(Subqueries):
             case "range_function" | "json_table" | "range_table_func":
                 return [self._function(item, None, environment, block, scope)]
             case _:
-                raise Unsupported(f"{syntax.text_of(item)} in FROM has no delta rule yet")
+                raise Unsupported(f"{text_of(item)} in FROM has no delta rule yet")
 
     # joins
 
@@ -147,10 +149,11 @@ class FromItems(Subqueries):
         if any(item.has_query for item in conditions):
             raise Unsupported("a subquery in the condition of an outer join has no delta rule yet")
         first, second = (own, other) if side != "RIGHT" else (other, own)
-        both = self._outer(first, second, conditions)
+        both = left_outer_join(first, second, conditions, next(self._lookup_names), self._rows)
         made: Query = both.node
         if side == "FULL":
-            made = UnionAll((both.node, self._unmatched(other, own, conditions, both)))
+            name = next(self._lookup_names)
+            made = UnionAll((both.node, unmatched(other, own, conditions, both, name, self._rows)))
         alias = next(self._aliases)
         merged_sides = {name: (Scope(left).lookup(name), Scope(right).lookup(name)) for name in using}
         kept = own.relations if side == "LEFT" else other.relations if side == "RIGHT" else []
@@ -192,58 +195,6 @@ class FromItems(Subqueries):
             sides = (Scope(left).lookup(name).node, Scope(right).lookup(name).node)
             found.append(Expression(syntax.equals(*sides)))
         return found
-
-    def _outer(self, block: Block, own: Block, conditions: list[Expression]) -> _OuterJoin:
-        """LEFT JOIN: each row of the left with what it finds on the right."""
-        core, other, name = Lifted(), Lifted(), next(self._lookup_names)
-        outputs: list[Output] = []
-        names: dict[int, str] = {}
-        for part, lifted, alias in ((block, core, CORE), (own, other, name)):
-            for item in part.relations:
-                for tree in item.columns.values():
-                    if id(tree) not in names:
-                        names[id(tree)] = f"o{len(outputs) + 1}"
-                        outputs.append(Output(names[id(tree)], column(lifted.name(tree), alias)))
-        left, right = block.aliases, own.aliases
-
-        def over(found: ColumnRef) -> Expression | None:
-            reference = column(found.name, found.alias)
-            if found.alias in left:
-                return column(core.name(reference), CORE)
-            return column(other.name(reference), name) if found.alias in right else None
-
-        over_both = [item.mapped(over) for item in conditions]
-        equals = []
-        for original in conditions:
-            pair = _sides(original, left, right)
-            if pair is not None:
-                equals.append((other.name(pair[1]), core.name(pair[0])))
-        lookup = Lookup(name, self._rows(own, [], other.outputs()), tuple(over_both), tuple(equals))
-        node = Apply(
-            self._rows(block, [], core.outputs()),
-            (lookup,),
-            (Joined(name, Expression(syntax.range_var(name)), all_of(over_both)),),
-            (),
-            tuple(outputs),
-        )
-        return _OuterJoin(node, names)
-
-    def _unmatched(self, own: Block, block: Block, conditions: list[Expression], both: _OuterJoin) -> Apply:
-        """What a FULL JOIN adds to a LEFT one: the rows of the right that no row of the left finds."""
-        mirrored = self._outer(own, block, conditions)
-        lookup = mirrored.node.lookups[0]
-        by_name = {output.name: output for output in mirrored.node.outputs}
-        outputs = tuple(
-            Output(name, by_name[mirrored.names[found]].expression) for found, name in both.names.items()
-        )
-        # A join that finds nothing gives NULLs of the right types.
-        nothing = Joined(
-            lookup.name, Expression(syntax.range_var(lookup.name)), Expression(syntax.boolean(False))
-        )
-        matching = [item.node for item in lookup.conditions]
-        found = syntax.select_from([(syntax.integer(1), "")], lookup.name, matching)
-        alone = Expression(syntax.negation(syntax.exists(found)))
-        return Apply(mirrored.node.core, (lookup,), (nothing,), (alone,), outputs)
 
     # subqueries and functions
 
@@ -306,7 +257,7 @@ class FromItems(Subqueries):
         self, item: Tree, left_join: Tree | None, environment: Environment, block: Block, scope: Scope
     ) -> Relation:
         """A function in FROM, JSON_TABLE or XMLTABLE: for each row before it, rows made from it."""
-        visible, columns, plain = self._function_parts(item)
+        visible, columns, plain = function_parts(item)
         call = self._resolve(plain, scope, environment)
         if call.has_query:
             raise Unsupported("a subquery in the arguments of a function in FROM has no delta rule yet")
@@ -324,31 +275,6 @@ class FromItems(Subqueries):
         listed.from_clause.append(named)
         tree = Expression(syntax.of_query(listed))
         return self._joined(visible, tree, columns, list(columns), block, left=True)
-
-    @staticmethod
-    def _function_parts(item: Tree) -> tuple[str, tuple[str, ...], Tree]:
-        """The visible name of a function in FROM, its columns, and itself without its alias."""
-        kind = kind_of(item)
-        plain = syntax.copied(item)
-        inner = getattr(plain, kind)
-        inner.lateral = False
-        inner.ClearField("alias")
-        with reading(getattr(item, kind).alias) as alias:
-            visible, given = alias.aliasname, syntax.names_of(alias.colnames)
-        if kind == "range_function":
-            with reading(item.range_function) as found:
-                # These stay in the item as it is printed.
-                _ = (found.lateral, found.alias, found.functions, found.ordinality, found.is_rowsfrom)
-            if any(len(each.list.items) > 1 and kind_of(each.list.items[1]) for each in inner.functions):
-                raise Unsupported("a column definition list in FROM has no delta rule")
-        elif kind == "json_table":
-            given = (*given, *_json_columns(item.json_table.columns)[len(given) :])
-        else:
-            named = [node.range_table_func_col.colname for node in item.range_table_func.columns]
-            given = (*given, *named[len(given) :])
-        if not given:
-            raise Unsupported(f"{syntax.text_of(item)} in FROM has no delta rule yet")
-        return visible, given, plain
 
     def _joined(
         self,
@@ -457,7 +383,7 @@ class FromItems(Subqueries):
         if free_aliases(query) or syntax.find(query, "sub_link", "column_ref"):
             raise Unsupported("VALUES that read something have no delta rule")
         names = tuple(f"column{number + 1}" for number in range(len(query.values_lists[0].list.items)))
-        constant = Constant(syntax.query_text(query), names)
+        constant = Constant(query_text(query), names)
         outputs = tuple(Output(name, column(name, "v")) for name in names)
         return Select((Input("v", constant),), (), outputs)
 
@@ -475,12 +401,6 @@ class _Sides:
         return [*self.left, *self.right]
 
 
-@dataclass(frozen=True)
-class _OuterJoin:
-    node: Apply
-    names: Mapping[int, str]  # by the identity of a column's expression, the output that shows it
-
-
 def block_relation(block: Block, alias: str, columns: Mapping[str, Expression]) -> Relation:
     """A name for columns of a block, which follows what becomes of the block."""
     relation = Relation(alias, dict(columns))
@@ -493,24 +413,6 @@ def _is_lateral(item: Tree) -> bool:
     return kind in ("range_subselect", "range_function", "json_table", "range_table_func") and bool(
         getattr(item, kind).lateral
     )
-
-
-def _json_columns(columns: list[Tree]) -> list[str]:
-    """The names of the columns that a JSON_TABLE makes, those of nested ones in their places."""
-    found: list[str] = []
-    for node in columns:
-        item = node.json_table_column
-        found += _json_columns(list(item.columns)) if item.coltype == pg.JTC_NESTED else [item.name]
-    return found
-
-
-def _sides(tree: Expression, left: set[str], right: set[str]) -> tuple[Expression, Expression] | None:
-    """A condition that something on the left equals something on the right."""
-    found = tree.equality
-    for one, other in (found, found[::-1]) if found is not None else ():
-        if one.references and other.references and one.aliases <= left and other.aliases <= right:
-            return one, other
-    return None
 
 
 def _visible(

@@ -27,6 +27,7 @@ from headwater.plan.build.scope import (
     identity,
     starred,
 )
+from headwater.plan.deparse import text_of
 from headwater.plan.errors import Unsupported
 from headwater.plan.expression import ColumnRef, Expression, column, column_of, conjuncts, integer
 from headwater.plan.operators import (
@@ -324,7 +325,7 @@ class Subqueries(ABC):
                 return star
             found = column_of(node)
             if found is None:
-                raise Unsupported(f"{syntax.text_of(node)} has no delta rule here")
+                raise Unsupported(f"{text_of(node)} has no delta rule here")
             if found.alias in own:
                 return syntax.column(found.name, inner_name(found.alias))
             return scope.lookup(found.name, found.alias).node if found.alias else node
@@ -421,7 +422,7 @@ def _resolved_column(node: Node, scope: Scope) -> Node:
         return scope.whole_row(alias)
     found = column_of(node)
     if found is None:
-        raise Unsupported(f"{syntax.text_of(node)} has no delta rule here")
+        raise Unsupported(f"{text_of(node)} has no delta rule here")
     return scope.lookup(found.name, found.alias).node
 
 
