@@ -379,7 +379,7 @@ class Creation:
         return self._refresher.members.loader.decide_load(loaded, definition, plan)
 
     def _clear_away(self, session: Connection, stream_table_id: int, label: str) -> str:
-        """Remove what the first transaction made; return a hint if that fails, so as not to hide the cause."""
+        """Remove what the first transaction made; return a hint if that fails, not to hide the cause."""
         if self._connection.closed:
             return ""
         try:
