@@ -90,7 +90,7 @@ def _means(text: str, query: SelectStmt) -> bool:
 
 
 def _flattened(query: SelectStmt) -> SelectStmt:
-    """Undo what means nothing: AND in AND, a negated constant, and LATERAL before what always has it."""
+    """Normalize what makes no difference: AND in AND, a negated constant, LATERAL where it is implied."""
 
     def change(node: Node) -> Node | None:
         if kind_of(node) == "bool_expr" and node.bool_expr.boolop in (pg.AND_EXPR, pg.OR_EXPR):
@@ -132,7 +132,7 @@ def _parts(node: Node, word: pg.BoolExprType) -> Iterator[Node]:
 def _with_parentheses(query: SelectStmt) -> str:
     """Print a query with parentheses around every operand of an operator that is not a plain column.
 
-    Operands are printed by themselves, as columns of names that nobody else uses stand for them meanwhile.
+    Operands are printed by themselves; meanwhile columns with names that nobody else uses stand for them.
     """
     operands: list[str] = []
 

@@ -22,7 +22,7 @@ from headwater.plan.errors import Unsupported
 
 try:
     from google._upb._message import SetAllowOversizeProtos
-except ImportError:  # protobuf in plain Python, which reads nothing that is deeper than 100 messages
+except ImportError:  # protobuf in plain Python reads nothing deeper than 100 messages
     pass
 else:
     SetAllowOversizeProtos(True)
@@ -33,10 +33,11 @@ LOCATIONS = frozenset(
     "location name_location stmt_location stmt_len"
     " list_start list_end rexpr_list_start rexpr_list_end".split()
 )
-"""Fields that say where in the text something stood."""
+"""Fields that say where in the text something was."""
 
 DEEPEST = 400
-"""Messages inside each other in a tree, two for each operator or call. Rewriting a tree is recursive."""
+"""How deeply messages may be nested in a tree, two for each operator or call. Rewriting a tree is recursive.
+"""
 
 TOO_DEEP = "operators, calls or subqueries in it are nested too deeply"
 
@@ -44,7 +45,7 @@ M = TypeVar("M", bound=Message)
 
 
 def parse(text: str) -> SelectStmt:
-    """Parse one query. Raises ParseError, or Unsupported if it is no query."""
+    """Parse one query. Raise ParseError, or Unsupported if it is not a query."""
     try:
         statements = postgast.parse(text).stmts
     except DecodeError as error:
@@ -75,14 +76,14 @@ def _listed(value: Any) -> Sequence[Message]:
 
 
 def kind_of(node: Node) -> str:
-    """Name the kind of node that stands in a place."""
+    """Name the kind of node in a place."""
     return cast(str, node.WhichOneof("node"))
 
 
 def walk(message: Message, *, into_queries: bool = True) -> Iterator[Node]:
     """Yield every node below a message, itself included, outermost first.
 
-    Without `into_queries`, a query is yielded and what is in it is not.
+    Without `into_queries`, a query is yielded, but not what is in it.
     """
     if isinstance(message, Node):
         kind = message.WhichOneof("node")
@@ -104,10 +105,10 @@ def find(message: Message, *kinds: str, into_queries: bool = True) -> list[Node]
 
 
 def rewritten(message: M, change: Callable[[Node], Node | None]) -> M:
-    """Return a tree in which nodes stand in place of others.
+    """Return a tree with some nodes replaced.
 
-    `change` is asked from the outside in, about nodes of the tree as it was. What it returns takes the node's
-    place and is not looked into.
+    `change` is called from the outside in, with nodes of the original tree. The node that it returns takes
+    the place of the old one and is not visited.
     """
     copy = copied(message)
     rewrite_into(message, copy, change)
@@ -142,10 +143,10 @@ def copied(message: M) -> M:
 
 @contextmanager
 def reading(message: M) -> Iterator[M]:
-    """Read a message so that nothing in it is passed over.
+    """Read a message so that nothing in it is overlooked.
 
-    At the end every field that is set must have been read, or the query is refused with the field's name. A
-    clause that a newer PostgreSQL adds is therefore refused, and not ignored.
+    At the end every field that is set must have been read, or the query is refused with the field's name. So
+    a clause that a newer PostgreSQL adds is refused, and not ignored.
     """
     fields = _Fields(message)
     yield cast(M, fields)
@@ -268,19 +269,19 @@ def negation(node: Node) -> Node:
 
 
 def all_of(conditions: Sequence[Node]) -> Node:
-    """Join conditions by AND; none is true."""
+    """Join conditions by AND; no condition gives true."""
     return _joined(pg.AND_EXPR, conditions) if conditions else boolean(True)
 
 
 def any_of(conditions: Sequence[Node]) -> Node:
-    """Join conditions by OR; none is false."""
+    """Join conditions by OR; no condition gives false."""
     return _joined(pg.OR_EXPR, conditions) if conditions else boolean(False)
 
 
 def _joined(word: pg.BoolExprType, conditions: Sequence[Node]) -> Node:
     if len(conditions) == 1:
         return conditions[0]
-    # The parser joins what stands beside each other into one list.
+    # The parser flattens nested ANDs, and nested ORs, into one list.
     flat = [
         part
         for condition in conditions
@@ -327,6 +328,6 @@ def names_of(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def function_name(call: pg.FuncCall) -> tuple[str, str]:
-    """Return the schema and the name of what is called; the server leaves out only its own schema."""
+    """Return the schema and the name of a called function; the server leaves out only its own schema."""
     names = names_of(call.funcname)
     return ("pg_catalog", names[0]) if len(names) == 1 else (names[-2], names[-1])

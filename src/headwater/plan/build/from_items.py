@@ -44,7 +44,7 @@ OUTER = {pg.JOIN_LEFT: "LEFT", pg.JOIN_RIGHT: "RIGHT", pg.JOIN_FULL: "FULL"}
 
 
 class FromItems(Subqueries):
-    """Builds the block that a FROM clause makes.
+    """Builds the block of a FROM clause.
 
     Subqueries, plain views and common table expressions that only filter, project and join are merged into
     the block that reads them; the columns they compute are substituted.
@@ -57,7 +57,7 @@ class FromItems(Subqueries):
         return block, scope
 
     def _from_item(self, item: Tree, environment: Environment, block: Block, scope: Scope) -> list[Relation]:
-        """A FROM item as part of a block; it may refer to those that the scope has already."""
+        """Add a FROM item to a block and return its relations; it may refer to those already in the scope."""
         match kind_of(item):
             case "join_expr":
                 return self._join(item.join_expr, environment, block, scope)
@@ -97,7 +97,7 @@ class FromItems(Subqueries):
         return relations
 
     def _aliased_join(self, alias: pg.Alias, sides: _Sides, block: Block) -> Relation:
-        """A join under a name of its own, whose columns are those merged by USING, then the others."""
+        """Return a join under a name of its own: the columns merged by USING, then the others."""
         columns = list(sides.merged.items())
         for side in (sides.left, sides.right):
             for relation in side:
@@ -123,7 +123,7 @@ class FromItems(Subqueries):
         left = self._from_item(larg, environment, block, scope)
         right = self._from_item(rarg, environment, block, Scope(left, scope))
         block.predicates += self._on(quals, using, left, right, environment)
-        # Each column that USING names is that of the left, which equals that of the right.
+        # A column that USING names is that of the left side, which equals that of the right.
         merged = {name: Scope(left).lookup(name) for name in using}
         return _Sides(left, right, merged)
 
@@ -162,7 +162,7 @@ class FromItems(Subqueries):
                 name: column(both.names[id(tree)], alias) for name, tree in relation.columns.items()
             }
             if relation not in kept:
-                relation.row_type = None  # a row that was not found is NULL, and not a row of NULLs
+                relation.row_type = None  # a row that was not found is NULL, not a row of NULLs
         merged = {}
         for name, trees in merged_sides.items():
             mine, theirs = (column(both.names[id(tree)], alias) for tree in trees)
@@ -182,7 +182,7 @@ class FromItems(Subqueries):
         right: list[Relation],
         environment: Environment,
     ) -> list[Expression]:
-        """The conditions of a join."""
+        """Return the conditions of a join."""
         found = []
         if quals is not None:
             both = Scope([*left, *right])
@@ -214,7 +214,7 @@ class FromItems(Subqueries):
         block: Block,
         scope: Scope,
     ) -> Relation:
-        """A subquery in FROM; with LATERAL it is evaluated for each row of the block so far."""
+        """Add a subquery in FROM; with LATERAL it is evaluated for each row of the block so far."""
         with reading(item) as found:
             query = found.subquery.select_stmt
             if not found.lateral:
@@ -238,7 +238,7 @@ class FromItems(Subqueries):
     def _evaluated_for_each(
         self, query: SelectStmt, names: tuple[str, ...], scope: Scope, environment: Environment
     ) -> SelectStmt:
-        """A subquery that reads the rows before it, with its columns under these names."""
+        """Return a subquery that reads the rows before it, with its columns under these names."""
         if query.op == pg.SETOP_NONE and not query.values_lists and not query.HasField("with_clause"):
             try:
                 template = self._correlated(query, scope, environment)
@@ -246,7 +246,7 @@ class FromItems(Subqueries):
                     item.res_target.name = name
                 return template
             except Unsupported:
-                pass  # then it stays as it is written
+                pass  # it stays as it is written
         written = self._as_written(query, scope, environment)
         made = syntax.select()
         made.target_list.extend(syntax.target(syntax.column(name, WRITTEN)) for name in names)
@@ -256,7 +256,7 @@ class FromItems(Subqueries):
     def _function(
         self, item: Tree, left_join: Tree | None, environment: Environment, block: Block, scope: Scope
     ) -> Relation:
-        """A function in FROM, JSON_TABLE or XMLTABLE: for each row before it, rows made from it."""
+        """Add a function in FROM, JSON_TABLE or XMLTABLE: it makes rows from each row before it."""
         visible, columns, plain = function_parts(item)
         call = self._resolve(plain, scope, environment)
         if call.has_query:
@@ -286,7 +286,7 @@ class FromItems(Subqueries):
         *,
         left: bool,
     ) -> Relation:
-        """The block so far with a FROM item that each of its rows has for itself."""
+        """Join to the block a FROM item that is evaluated for each of its rows."""
         core, alias, made = Lifted(), next(self._aliases), next(self._aliases)
         inputs = block.aliases
         outputs: list[Output] = []
@@ -348,10 +348,10 @@ class FromItems(Subqueries):
     def _derived(
         self, alias: pg.Alias, node: Query, block: Block, names: tuple[str, ...] = (), visible: str = ""
     ) -> Relation:
-        """A subquery in FROM: a plain block is merged into this one, anything else becomes an input."""
+        """Add a subquery in FROM: merge a plain block into this one; anything else becomes an input."""
         names = (*names, *node.output_names[len(names) :])
         if not isinstance(node, Select) or node.expands:
-            # By position, for a subquery may have two columns of one name.
+            # By position, because a subquery may have two columns of one name.
             unique = tuple(f"u{number + 1}" for number in range(len(names)))
             return self._input(alias, renamed(node, unique), block, names, unique, visible=visible)
         fresh = {inner.alias: next(self._aliases) for inner in node.inputs}
@@ -373,13 +373,13 @@ class FromItems(Subqueries):
         columns: tuple[str, ...] = (),
         visible: str = "",
     ) -> Relation:
-        """A node as an input of its own, whose columns are seen under these names."""
+        """Add a node as an input of its own, whose columns are visible under these names."""
         made = next(self._aliases)
         block.inputs.append(Input(made, node))
         return _visible(block, alias, visible, names, [column(name, made) for name in columns or names])
 
     def _values(self, query: SelectStmt) -> Select:
-        """VALUES, which never change."""
+        """Return VALUES, which never change."""
         if free_aliases(query) or syntax.find(query, "sub_link", "column_ref"):
             raise Unsupported("VALUES that read something have no delta rule")
         names = tuple(f"column{number + 1}" for number in range(len(query.values_lists[0].list.items)))
@@ -390,7 +390,7 @@ class FromItems(Subqueries):
 
 @dataclass(frozen=True)
 class _Sides:
-    """What the two sides of a join can be called by, and the columns that USING merges."""
+    """The relations on the two sides of a join, and the columns that USING merges."""
 
     left: list[Relation]
     right: list[Relation]
@@ -402,7 +402,7 @@ class _Sides:
 
 
 def block_relation(block: Block, alias: str, columns: Mapping[str, Expression]) -> Relation:
-    """A name for columns of a block, which follows what becomes of the block."""
+    """Name columns of a block; the name stays valid when the block becomes an input of another."""
     relation = Relation(alias, dict(columns))
     block.relations.append(relation)
     return relation
@@ -418,7 +418,7 @@ def _is_lateral(item: Tree) -> bool:
 def _visible(
     block: Block, alias: pg.Alias, visible: str, names: tuple[str, ...], columns: list[Expression]
 ) -> Relation:
-    """The FROM item under its alias, its leading columns renamed where the alias lists names."""
+    """Return the FROM item under its alias, its leading columns renamed where the alias lists names."""
     with reading(alias) as found:
         renames = syntax.names_of(found.colnames)
         seen = [*renames, *names[len(renames) :]]

@@ -11,19 +11,19 @@ from headwater.plan.expression import ColumnRef, Expression, all_of, column
 from headwater.plan.operators import CORE, Apply, Joined, Lookup, Output, Query
 
 Rows = Callable[[Block, list[Expression], list[Output]], Query]
-"""Makes the rows of a block: its further conditions that hold subqueries, and its outputs."""
+"""Makes the rows of a block, given further conditions that contain subqueries, and outputs."""
 
 
 @dataclass(frozen=True)
 class OuterJoin:
     node: Apply
-    names: Mapping[int, str]  # by the identity of a column's expression, the output that shows it
+    names: Mapping[int, str]  # the output that shows a column, by the identity of the column's expression
 
 
 def left_outer_join(
     block: Block, own: Block, conditions: list[Expression], name: str, rows: Rows
 ) -> OuterJoin:
-    """Join each row of the left with what it finds on the right by a lookup of that name."""
+    """Join each row of the left with what it finds on the right, by a lookup of that name."""
     core, other = Lifted(), Lifted()
     outputs: list[Output] = []
     names: dict[int, str] = {}
