@@ -30,7 +30,7 @@ from headwater.errors import (
 _CAUSES = 20
 """How deep a chain of causes is followed."""
 DATA_EXCEPTION = "22"
-"""Class of SQLSTATE: a value that cannot be held or computed."""
+"""Class of SQLSTATEs for a value that cannot be held or computed."""
 
 
 def task_error(error: BaseException) -> TaskError | None:
@@ -68,7 +68,7 @@ def failure(error: BaseException, what: str) -> HeadwaterError | None:
 
 
 def refresh_error(error: Exception, label: str) -> HeadwaterError | Inexact:
-    """Return what an error that a refresh on Spark met is to its caller.
+    """Translate an error that a refresh on Spark met into the one that its caller sees.
 
     Inexact asks for PostgreSQL to compute instead; any other error ends the refresh.
     """

@@ -62,23 +62,23 @@ _ARGUMENT = re.compile(r":(rows\d+)")
 START_MS = 300_000
 """How long the refresh's transaction may wait for Spark to start, which has limits of its own."""
 LONGEST_MARGIN_MS = 60_000
-"""By how much longer than spark_timeout the server waits: a refresh that can end itself is to do so."""
+"""How much longer than spark_timeout the server waits, so that a refresh can end itself first."""
 
-# PySpark and py4j would write to standard error what is raised here, and told, anyway. The latter, when
-# its connection breaks or at Ctrl-C, does so past its own logger.
+# PySpark and py4j would also write to standard error the errors that are raised and reported here. py4j does
+# so past its own logger when its connection breaks or at Ctrl-C.
 logging.getLogger("SQLQueryContextLogger").disabled = True
 java_gateway.logging = logging.getLogger("py4j.java_gateway")
 
 
 @dataclass
 class Traffic:
-    """What went to Spark and came back."""
+    """The rows and bytes that went to Spark and came back."""
 
     rows_read: int = 0
     bytes_read: int = 0
     rows_written: int = 0
     bytes_written: int = 0
-    known: bool = True  # whether all that was read is counted: nobody does for the JDBC driver
+    known: bool = True  # whether everything that was read is counted: the JDBC driver counts nothing
 
 
 class Pipeline:
@@ -109,7 +109,7 @@ class Pipeline:
         self._literals: dict[str, str] = {}
         self._numbers = itertools.count()
         self._bulk = False
-        self._reads: list[str] = []  # names under which tasks note what they read
+        self._reads: list[str] = []  # names under which tasks record what they read
         self._seen: dict[str, jobs.Moved] = {}
         self._lineage = uuid.uuid4().hex[:12]
         self._coordinator = 0
@@ -136,7 +136,7 @@ class Pipeline:
     def _start_spark(self) -> None:
         runtime = session.runtime()
         if not runtime.running():
-            # It takes a while, so others are to see it.
+            # It takes a while, so others should see it.
             with contextlib.suppress(HeadwaterError):
                 self._open_job()
             self._wait_at_most(START_MS)
@@ -147,7 +147,7 @@ class Pipeline:
             self._name_job(self._job)
 
     def _wait_at_most(self, limit: int) -> None:
-        """A coordinator that is stopped or cut off must not hold up vacuum for ever."""
+        """Limit the wait: a coordinator that is stopped or cut off must not hold back vacuum for ever."""
         self._connection.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, true)",
             (f"{min(limit, 2**31 - 1)}ms",),
@@ -166,7 +166,7 @@ class Pipeline:
                 raise refresh_error(error, self.label) from error
 
     def close(self) -> None:
-        """Forgets the frames and ends the job; what tasks wrote and nobody adopted goes with it."""
+        """Drop the frames and end the job; what tasks wrote and nobody adopted is dropped with it."""
         with contextlib.suppress(Exception):
             if self._session is not None:
                 for view in self._views:
@@ -227,10 +227,10 @@ class Pipeline:
             return self._view(self.session.createDataFrame(data)), data.num_rows
 
     def _literal(self, data: pa.Table, columns: Sequence[Column]) -> str:
-        """Few rows as an argument of the statement itself.
+        """Pass few rows as an argument of the statement itself.
 
-        Spares what a frame costs, about forty messages to the JVM; and out of a range of one partition they
-        need no exchange before a join or a group, so that a small delta is one task.
+        This saves the cost of a frame, about forty messages to the JVM. Rows out of a range of one partition
+        also need no exchange before a join or a group, so a small delta is one task.
         """
         name = f"rows{next(self._numbers)}"
         self._literals[name] = json.dumps(data.to_pylist(), ensure_ascii=False)
@@ -239,7 +239,7 @@ class Pipeline:
         return f"(SELECT inline({parsed}) FROM range(0, 1, 1, 1))"
 
     def _frame(self, query: str) -> DataFrame:
-        """A statement on Spark with the rows that are its arguments."""
+        """Return a statement on Spark with the rows that are its arguments."""
         used = {name: self._literals[name] for name in _ARGUMENT.findall(query) if name in self._literals}
         return self.session.sql(query, args=used) if used else self.session.sql(query)
 
@@ -275,7 +275,7 @@ class Pipeline:
         self.traffic.bytes_read += data.nbytes
 
     def _task_settings(self) -> dict[str, str]:
-        """Of a task's session: what makes the same expressions mean the same there."""
+        """Return settings for a task's session that make expressions mean the same there."""
         given = (self._settings.statement_timeout, self._settings.spark_timeout)
         limit = min(limit for limit in map(milliseconds, given) if limit)
         return {
@@ -315,7 +315,7 @@ class Pipeline:
             self._watched("computing"),
             workload.small_work(self.session),
         ):
-            # Not toArrow, which runs a job more.
+            # Not toArrow, which runs one more job.
             rows = self._frame(query).collect()
         schema = read.arrow_schema(columns)
         data = pa.Table.from_arrays(
@@ -328,7 +328,7 @@ class Pipeline:
         self.traffic.bytes_written += data.nbytes
 
     def _collect_by_tasks(self, table: str, target: str, query: str, columns: Sequence[Column]) -> None:
-        part = f"{table}_{next(self._numbers)}"  # what is kept has tables of the same names
+        part = f"{table}_{next(self._numbers)}"  # kept results have tables of the same names
         staging = self.job.table(part)
         listed = ", ".join(f"{column.name} {column.kind}" for column in columns)
         self.job.connection.execute(statement(f"CREATE UNLOGGED TABLE {staging} ({listed})"))
@@ -358,7 +358,7 @@ class Pipeline:
         return rows
 
     def _count_moved(self, elapsed: float) -> None:
-        """Takes account of what tasks moved since the last time, within so many milliseconds."""
+        """Count what tasks have moved since the last call, within so many milliseconds."""
         parallel = self.tasks
         for part, now in self.job.moved().items():
             before = self._seen.get(part, jobs.Moved())
@@ -369,12 +369,12 @@ class Pipeline:
             else:
                 self.traffic.rows_written += now.rows - before.rows
                 self.traffic.bytes_written += now.bytes - before.bytes
-            # Tasks ran side by side, so this is what the database took of the time that went by.
+            # Tasks ran in parallel, so this is the database's share of the elapsed time.
             taken = min((now.ms - before.ms) / min(parallel, now.tasks), elapsed)
             self.phases.move(taken, "compute", "read" if part in self._reads else "write")
 
     def read_so_far(self) -> tuple[int | None, int | None]:
-        """The rows and bytes that came to Spark, as far as tasks have told."""
+        """Return the rows and bytes that came to Spark, as far as tasks have reported."""
         rows, size = self.traffic.rows_read, self.traffic.bytes_read
         if self._reads:
             for part, now in self.job.moved().items():
@@ -385,7 +385,7 @@ class Pipeline:
         return rows or None, size or None
 
     def beside(self, phase: str, work: Callable[[Connection], None]) -> None:
-        """Work of the database for the job, over the connection beside that of the refresh."""
+        """Do work of the database for the job, over a connection beside that of the refresh."""
         connection = self.job.connection
         limit = milliseconds(self._settings.statement_timeout)
         connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{limit}ms",))
@@ -396,7 +396,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _watched(self, phase: str, end: Callable[[], None] | None = None) -> Iterator[None]:
-        """Shows progress, ends what is cancelled or takes too long, tells failures apart."""
+        """Show progress, end what is cancelled or takes too long, and translate failures."""
         watch = SparkWatch(self, phase) if end is None else Watch(self, phase, end)
         try:
             with watch:
@@ -404,11 +404,11 @@ class Pipeline:
         except Exception as error:
             raise_interrupt(error)
             raise watch.verdict or self._lost() or refresh_error(error, self.label) from error
-        if watch.verdict is not None:  # it was over before it could be ended
+        if watch.verdict is not None:  # it finished before it could be ended
             raise watch.verdict
 
     def _lost(self) -> HeadwaterError | None:
-        """What the refresh lost that tasks fail for: its snapshot, for one, is gone with its connection."""
+        """Return the loss that makes tasks fail: with the connection, for one, the snapshot is gone."""
         if self._job is None:
             return None
         try:
@@ -427,7 +427,7 @@ class Pipeline:
         )
 
     def reason_to_end(self) -> HeadwaterError | None:
-        """Why the refresh cannot or shall not go on, as its job sees it."""
+        """Return why the refresh cannot go on or was cancelled, as its job sees it."""
         if self.job.cancelled():
             return self.cancelled()
         if self.job.forsaken:
