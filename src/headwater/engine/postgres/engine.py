@@ -21,7 +21,7 @@ class PostgresEngine:
     name = "postgres"
 
     def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
-        """Return the sources that one statement reads once and does not join: staging would only copy them."""
+        """Return the sources that one statement reads once and does not join: staging would only copy."""
         body = plan.root.input if isinstance(plan.root, Aggregate) else plan.root
         if plan.columns or not _reads_once(body):
             return frozenset()
