@@ -223,7 +223,7 @@ class Server:
     def kill(self) -> None:
         """Crash: every server process ends at once, without a checkpoint; `restart` then recovers.
 
-        SIGQUIT rather than SIGKILL, for a postmaster killed outright leaves backends that finish their
+        SIGQUIT rather than SIGKILL: a postmaster killed outright leaves backends that finish their
         query first and block the next start until then.
         """
         self._halt(signal.SIGQUIT)

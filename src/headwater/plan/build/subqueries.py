@@ -279,8 +279,9 @@ class Subqueries(ABC):
         return template
 
     def _as_written(self, query: SelectStmt, scope: Scope, environment: Environment) -> SelectStmt:
-        """A subquery that refers to the rows outside wherever it likes: it stays as it is, and each relation
-        that it reads becomes a lookup without conditions, so that a change of one affects every row.
+        """Return a subquery that may refer to the rows outside anywhere; it stays as it is written.
+
+        Each relation that it reads becomes a lookup without conditions, so a change of one affects every row.
 
         SELECT … FROM t AS x …  ->  SELECT … FROM (SELECT q1.a FROM q1) AS s_x …
         """
