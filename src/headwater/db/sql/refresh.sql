@@ -5,7 +5,7 @@ FROM headwater.source s WHERE s.stream_table_id = %(id)s AND s.change_table IS N
 
 -- name: set_work_mem
 -- Gives the rest of the transaction the work_mem of a refresh, in MB, or the session's own for 0; but only so much that as
--- many hash tables as there are sources stay within a limit, unless that is 0. The server gives each of them more by a factor.
+-- many hash tables as there are sources stay within a limit, unless that is 0. The server multiplies it by a factor for each of them.
 SELECT set_config('work_mem', greatest(64, least(
     CASE WHEN %(megabytes)s::bigint > 0 THEN %(megabytes)s::bigint * 1024
          ELSE pg_size_bytes(current_setting('work_mem')) / 1024 END,
@@ -14,7 +14,7 @@ SELECT set_config('work_mem', greatest(64, least(
          END))::bigint || 'kB', true)
 
 -- name: temporary_tables
--- Those that refreshes made in this session, and whether they are in somebody's way: a domain cannot be altered while
+-- The temporary tables that refreshes made in this session, and whether they block others: a domain cannot be altered while
 -- another session has a temporary table of it, and nothing needs those of a stream table that is gone. Also their age in
 -- transactions.
 SELECT c.relname,
