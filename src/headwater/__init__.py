@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headwater.lifecycle.repair import Repaired
     from headwater.refresh.index_advice import MissingIndex
 
-# What is logged is for the program that we are part of: it decides where it goes, if anywhere.
+# The program that imports us decides where log messages go, if anywhere.
 logging.getLogger("headwater").addHandler(logging.NullHandler())
 
 __all__ = [
@@ -62,7 +62,8 @@ _HOMES = {
     "Verification": "inspect.verify",
     "connect": "api",
 }
-"""The module of each public name. It is loaded at first use, for every start of the program imports this."""
+"""The module of each public name. It is loaded at first use, because every start of the program imports this
+package."""
 
 
 def __getattr__(name: str) -> Any:

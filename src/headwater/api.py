@@ -1,4 +1,4 @@
-"""The Python interface: `headwater.connect(dsn)` and the verbs of the command line as methods."""
+"""The Python interface: `headwater.connect(dsn)`, and the verbs of the command line as methods."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from headwater.refresh.intermediates import stored_layers
 from headwater.refresh.transaction import Refresher
 
 SWEEPING_INTERVAL = 60.0
-"""Seconds after which a long-lived handle looks again for what dead processes left."""
+"""Seconds after which a long-lived handle looks again for what dead processes left behind."""
 
 
 class Headwater(Handle):
-    """A connection to one database with all of Headwater's verbs. Not for use by several threads at once."""
+    """A connection to one database with all of Headwater's verbs. Do not share one between threads."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Headwater(Handle):
         *,
         direct_dsn: str | None = None,
     ) -> None:
-        """Connects; `progress` is told what takes a while, such as the start of Spark.
+        """Connect; `progress` is told about slow operations, such as the start of Spark.
 
-        `direct_dsn` goes past a pooler, for what needs a session.
+        `direct_dsn` goes past a pooler, for operations that need a session.
         """
         super().__init__(dsn, overrides, direct_dsn=direct_dsn)
         self._reader = DefinitionReader(self._connection)
@@ -65,13 +65,13 @@ class Headwater(Handle):
 
     @verb
     def migrate(self) -> builtins.list[int]:
-        """Brings up to date what an older version installed; the versions of the catalog that were applied.
+        """Upgrade what an older version installed; return the versions of the catalog that were applied.
 
-        What had to be left as it was, because others used it all the time, is logged as a warning.
+        What could not be replaced, because others used it all the time, is logged as a warning.
         """
         applied = migrate.migrate(self._connection)
         state = self._state()
-        if not state.restored:  # which has to be repaired, and all is made again then
+        if not state.restored:  # a restored database is repaired first, which makes all of it again
             settings = self._applied_settings(state)
             for note in upgrade(self._connection, settings.lock_attempts):
                 logging.getLogger(__name__).warning("%s", note)
@@ -79,7 +79,7 @@ class Headwater(Handle):
 
     @verb
     def repair(self) -> builtins.list[Repaired]:
-        """Puts right what a restore from a dump or a DROP … CASCADE left; what became of each."""
+        """Repair what a restore from a dump or a DROP … CASCADE damaged; return what became of each."""
         state = self._state()
         installed.require_primary(self._connection)
         settings = self._applied_settings(state)
@@ -91,12 +91,12 @@ class Headwater(Handle):
 
     @verb
     def installation(self) -> Installation:
-        """What of Headwater is in the database, also if that is not whole or of another version."""
+        """Return what is installed here of Headwater, even if it is incomplete or of another version."""
         return uninstall.find(self._connection)
 
     @verb
     def uninstall(self, *, cascade: bool = False) -> builtins.list[str]:
-        """Removes everything of Headwater from the database; what that was."""
+        """Remove everything of Headwater from the database; return what was removed."""
         settings = catalog_settings.effective(installed.State(None), self._overrides, os.environ)
         with self._route.session_of(self._connection, "uninstall") as session:
             bound(session, settings)
@@ -118,9 +118,9 @@ class Headwater(Handle):
         or_replace: bool = False,
         cascade: bool = False,
     ) -> StreamTable:
-        """Creates a stream table from a query and loads it; with or_replace in place of one of that name.
+        """Create a stream table from a query and load it; with or_replace, replace one of that name.
 
-        With cascade, what reads the one that is replaced and does not fit the new columns is dropped.
+        With cascade, dependents of the replaced one that do not fit the new columns are dropped.
         """
         self._sweep(now=True)
         creation = self._creation()
@@ -151,7 +151,7 @@ class Headwater(Handle):
         tier: TierChoice | None = None,
         cascade: bool = False,
     ) -> StreamTable:
-        """Changes the query and the options that are given; cascade drops what does not fit a new query."""
+        """Change the query and the options that are given; cascade drops what does not fit a new query."""
         self._sweep()
         if query is None:
             alteration = self._alteration()
@@ -173,17 +173,17 @@ class Headwater(Handle):
 
     @verb
     def drop(self, name: str, *, cascade: bool = False) -> builtins.list[str]:
-        """Drops a stream table; the names of all that went."""
+        """Drop a stream table; return the names of everything that was dropped."""
         removal = self._removal()
         dropped = removal.drop(catalog.find(self._connection, name), cascade=cascade)
-        self._sweep(now=True)  # after it, for what a dead creator left is found by its name, too
+        self._sweep(now=True)  # after the drop, which itself finds by name what a dead creator left
         return dropped
 
     @verb
     def refresh(
         self, name: str, *, full: bool = False, engine: EngineName | None = None
     ) -> builtins.list[Outcome]:
-        """Refreshes a stream table and those it reads; the last outcome is its own."""
+        """Refresh a stream table and those it reads; the last outcome is its own."""
         self._sweep()
         refresher = self._refresher()
         stream_table = catalog.find(self._connection, name)
@@ -192,37 +192,37 @@ class Headwater(Handle):
 
     @verb
     def suspend(self, name: str, reason: str | None = None) -> StreamTable:
-        """Has nobody refresh a stream table, nor those that read it, until it is resumed; capture goes on."""
+        """Stop refreshes of a stream table and of its readers until it is resumed; capture goes on."""
         alteration = self._alteration()
         return alteration.suspend(catalog.find(self._connection, name), reason)
 
     @verb
     def resume(self, name: str) -> StreamTable:
-        """Lets a suspended stream table be refreshed again, from where it was."""
+        """Allow refreshes of a suspended stream table again, from where it was."""
         alteration = self._alteration()
         return alteration.resume(catalog.find(self._connection, name))
 
     def start_spark(self) -> None:
-        """Starts Spark in the background, so that what needs it first need not wait."""
+        """Start Spark in the background, so that the first refresh on Spark need not wait for it."""
         from headwater.engine.spark.runtime.session import runtime
 
         runtime().start_in_background(self._settings())
 
     @verb
     def verify(self, name: str) -> Verification:
-        """Compares a stream table with its query at one snapshot."""
+        """Compare a stream table with its query at one snapshot."""
         settings, refresher = self._settings(), self._refresher()
         return verify(self._connection, settings, refresher, self._intact(name))
 
     @verb
     def explain(self, name: str) -> Explanation:
-        """What a refresh would do, and why."""
+        """Explain what a refresh would do, and why."""
         refresher = self._refresher()
         return explain(self._connection, refresher, self._intact(name))
 
     @verb
     def missing_indexes(self, name: str) -> builtins.list[MissingIndex]:
-        """The indexes on sources that would turn scans of a refresh into look-ups; none is ever created."""
+        """Return indexes on sources that would turn scans of a refresh into look-ups; creates none."""
         refresher = self._refresher()
         found = self._intact(name)
         with transaction(self._connection, rollback=True):
@@ -235,7 +235,7 @@ class Headwater(Handle):
     # parts
 
     def _sweep(self, *, now: bool = False) -> None:
-        """Clears away what dead processes left: at the start and then once a minute, or now."""
+        """Remove what dead processes left behind: at the start, then once a minute, or now."""
         started = time.monotonic()
         if not now and self._swept is not None and started - self._swept < SWEEPING_INTERVAL:
             return
@@ -249,14 +249,14 @@ class Headwater(Handle):
         self._swept = started
 
     def _intact(self, name: str) -> StreamTable:
-        """The stream table of a name, which has all its parts."""
+        """Return the stream table of a name; raise if a part of it is missing."""
         found = catalog.find(self._connection, name)
         if (error := catalog.broken(self._connection, found)) is not None:
             raise error
         return found
 
     def _require_resumed(self, stream_table: StreamTable) -> None:
-        """Raises if the stream table or one that it reads is suspended; if that is broken too, says so."""
+        """Raise if the stream table or one that it reads is suspended; if that one is also broken, say so."""
         for found in catalog.suspended(self._connection, stream_table.id):
             if (error := catalog.broken(self._connection, found)) is not None:
                 raise error
@@ -286,9 +286,9 @@ class Headwater(Handle):
 
 
 def connect(dsn: str | None = None, *, direct_dsn: str | None = None, **settings: str) -> Headwater:
-    """Connects to a database; without a DSN, to the one in the environment variable HEADWATER_DSN.
+    """Connect to a database; without a DSN, to the one in the environment variable HEADWATER_DSN.
 
-    `direct_dsn`, or HEADWATER_DIRECT_DSN, goes past a pooler, for what needs a session.
+    `direct_dsn`, or HEADWATER_DIRECT_DSN, goes past a pooler, for operations that need a session.
     """
     chosen = dsn or os.environ.get("HEADWATER_DSN")
     if not chosen:

@@ -1,4 +1,4 @@
-"""Durations and the measuring of phases. The time of day is always the database's."""
+"""Durations, and the measuring of phases. The time of day is always the database's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*")
 
 
 def parse_duration(text: str) -> timedelta:
-    """A duration as users write it.
+    """Parse a duration as users write it.
 
     >>> parse_duration("1.5s")
     datetime.timedelta(seconds=1, microseconds=500000)
@@ -43,16 +43,16 @@ def parse_duration(text: str) -> timedelta:
 
 
 class Phases:
-    """Milliseconds by phase. What a phase inside another takes is not counted for the outer one."""
+    """Milliseconds by phase. The time of a phase inside another one does not count for the outer one."""
 
     def __init__(self) -> None:
         self.milliseconds: dict[str, float] = {}
         self._start = time.perf_counter()
-        self._inner = [0.0]  # for each open phase, what the phases inside it took
+        self._inner = [0.0]  # for each open phase, the time of the phases inside it
 
     @property
     def elapsed(self) -> timedelta:
-        """Since this object was made."""
+        """Milliseconds since this object was made."""
         return timedelta(seconds=time.perf_counter() - self._start)
 
     @contextmanager
@@ -68,11 +68,11 @@ class Phases:
             self.milliseconds[phase] = round(self.milliseconds.get(phase, 0.0) + own, 3)
 
     def add(self, milliseconds: float, phase: str) -> None:
-        """Counts what took place before."""
+        """Count time that passed before."""
         self.milliseconds[phase] = round(self.milliseconds.get(phase, 0.0) + milliseconds, 3)
 
     def move(self, milliseconds: float, phase: str, target: str) -> None:
-        """Counts some of what was measured as one phase for another, which took place within it."""
+        """Count a part of what was measured as one phase for another, which took place within it."""
         moved = min(milliseconds, self.milliseconds.get(phase, 0.0))
         if moved > 0:
             self.milliseconds[phase] = round(self.milliseconds[phase] - moved, 3)

@@ -1,8 +1,8 @@
-"""Settings: what there is, what a value may be, and where it came from.
+"""Settings: which there are, which values they take, and where a value came from.
 
-Strongest first: a flag or environment variable (`HEADWATER_MAX_BUFFER_ROWS`); the table `headwater.setting`;
-a parameter of the server (`headwater.max_buffer_rows` in postgresql.conf or by ALTER DATABASE … SET); the
-profile, which is a setting itself and stands for several others; the default.
+The first of these that has a value wins: a flag or environment variable (`HEADWATER_MAX_BUFFER_ROWS`); the
+table `headwater.setting`; a parameter of the server (`headwater.max_buffer_rows` in postgresql.conf or by
+ALTER DATABASE … SET); the profile, which is itself a setting and stands for several others; the default.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from headwater.clock import parse_duration
 from headwater.errors import InvalidSetting
 
 PoolerMode = Literal["auto", "none", "transaction"]
-"""Whether a pooler may give each transaction another session: found out, no, or yes."""
+"""Says whether a pooler may give each transaction another session: detect it, no, or yes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every setting with its effective value."""
+    """All settings with their effective values."""
 
     max_buffer_rows: int = 1_000_000
     lock_timeout_ms: int = 2_000
@@ -65,7 +65,7 @@ class Settings:
 
 
 PROFILES: dict[str, dict[str, str]] = {
-    # Visible within 50 ms of the commit, at the cost of a service that is always at work.
+    # Changes are visible within 50 ms of the commit, at the cost of a service that is always busy.
     "low-latency": {
         "scheduler_interval_ms": "200",
         "event_driven_wake": "on",
@@ -95,25 +95,25 @@ PROFILES: dict[str, dict[str, str]] = {
     },
 }
 MOST_WORKERS = 64
-"""Of a server; each is a connection."""
+"""The limit for a whole server; each worker is a connection."""
 MOST_WORK_MEM_MB = 2_097_151
-"""What the server takes."""
+"""The most that the server accepts."""
 SWITCH = {
     **dict.fromkeys(("on", "true", "yes", "1"), True),
     **dict.fromkeys(("off", "false", "no", "0"), False),
 }
 
 MOST_PORTIONS = 10
-"""Where deadlock_timeout is very short, the pauses between the attempts are patience enough."""
+"""Where deadlock_timeout is very short, the pauses between so many attempts are patience enough."""
 
 
 def giving_way(settings: Settings, deadlock_timeout_ms: int) -> Settings:
-    """The same patience for locks, in portions that are shorter than the server's deadlock_timeout.
+    """Split the patience for locks into portions shorter than the server's deadlock_timeout.
 
-    Who has waited for deadlock_timeout looks for a deadlock and, if there is one, is the one to be ended. A
-    user who waits for us began to wait after we had our first lock: if we have all that we want, or have
-    given up, within deadlock_timeout of that, a deadlock is over before the user looks. So all the locks on
-    users' tables that one transaction takes share one portion.
+    A session that has waited for deadlock_timeout looks for a deadlock and, if there is one, is itself the
+    victim. A user who waits for us began to wait after we got our first lock. If we have all our locks, or
+    have given up, within deadlock_timeout of that, a deadlock is over before the user's session looks. So all
+    the locks on users' tables that one transaction takes share one portion.
 
     >>> shortened = giving_way(Settings(lock_timeout_ms=2000, lock_attempts=10), 1000)
     >>> shortened.lock_timeout_ms, shortened.lock_attempts
@@ -144,8 +144,8 @@ class _Rule:
     zero_is_off: bool = False
     switch: bool = False
     choices: tuple[str, ...] = ()
-    text: Callable[[str], str] | None = None  # what a text must pass; it says why not by ValueError
-    stored: bool = True  # False for what must be known before the database can be asked
+    text: Callable[[str], str] | None = None  # validates a text; raises ValueError with the reason
+    stored: bool = True  # False for settings that must be known before the database can be asked
 
 
 def _master(text: str) -> str:
@@ -160,7 +160,7 @@ def _conf(text: str) -> str:
 
 
 def spark_options(text: str) -> dict[str, str]:
-    """The options in `spark_conf`: `name=value`, separated by white space or commas.
+    """Return the options in `spark_conf`: `name=value`, separated by white space or commas.
 
     A comma separates only where another option follows it, so a value can be a list; quotes keep spaces.
 
@@ -297,7 +297,7 @@ PREFIX = "headwater."
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings that environment variables give, such as HEADWATER_MAX_BUFFER_ROWS.
+    """Return the settings that environment variables give, such as HEADWATER_MAX_BUFFER_ROWS.
 
     >>> from_environment({"HEADWATER_LOCK_ATTEMPTS": "3", "HOME": "/root"})
     {'lock_attempts': '3'}
@@ -307,7 +307,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def pooler_mode(overrides: Mapping[str, str], environment: Mapping[str, str]) -> PoolerMode:
-    """Whether a pooler shares sessions: must be known before a database can be asked for its settings.
+    """Return the pooler mode, which must be known before a database can be asked for its settings.
 
     >>> pooler_mode({}, {"HEADWATER_CONNECTION_POOLER_MODE": "transaction"})
     'transaction'
@@ -318,7 +318,7 @@ def pooler_mode(overrides: Mapping[str, str], environment: Mapping[str, str]) ->
 
 
 def check_storable(name: str) -> None:
-    """Raises if a setting is of no use in the database, for it is needed to get there."""
+    """Raise if a setting cannot be stored in the database, because it is needed to reach the database."""
     bare = name.removeprefix(PREFIX)
     if not RULES[bare].stored:
         raise InvalidSetting(
@@ -328,7 +328,7 @@ def check_storable(name: str) -> None:
 
 
 def described() -> list[dict[str, Any]]:
-    """What each setting takes, as far as SQL can check it, for `headwater.set_config`."""
+    """Describe what each setting takes, as far as SQL can check it, for `headwater.set_config`."""
     return [
         {
             "name": name,
@@ -345,7 +345,7 @@ def described() -> list[dict[str, Any]]:
 
 def _kind(rule: _Rule) -> str:
     if not rule.stored:
-        return "text"  # for which SQL refers to `headwater set`, which says why not
+        return "text"  # SQL refers to `headwater set` for these, which gives the reason
     if rule.duration:
         return "duration"
     if rule.choices:
@@ -356,7 +356,7 @@ def _kind(rule: _Rule) -> str:
 
 
 def storable(text: str) -> bool:
-    """Whether PostgreSQL can store a text: not NUL, nor a surrogate, which is no character.
+    """Tell whether PostgreSQL can store a text: it takes neither NUL nor surrogates.
 
     >>> storable("größer"), storable(chr(0)), storable(chr(0xD800))
     (True, False, False)
@@ -365,7 +365,7 @@ def storable(text: str) -> bool:
 
 
 def checked(name: str, text: str) -> Any:
-    """The value of a setting from its text."""
+    """Return the value of a setting from its text; raise if it does not take it."""
     bare = name.removeprefix(PREFIX)
     if bare not in RULES:
         raise InvalidSetting(
@@ -415,7 +415,7 @@ def checked(name: str, text: str) -> Any:
 
 
 def written(value: Any) -> str:
-    """The value of a setting as users write it, and as it is stored.
+    """Return the value of a setting as users write it, and as it is stored.
 
     >>> written(True), written(7), written("1h")
     ('on', '7', '1h')
@@ -426,14 +426,14 @@ def written(value: Any) -> str:
 
 
 def milliseconds(duration: str) -> int:
-    """A checked duration for the server, which has other units."""
+    """Return a checked duration in milliseconds, for the server, which has other units."""
     return 0 if duration == "0ms" else max(1, round(parse_duration(duration) / timedelta(milliseconds=1)))
 
 
 def resolve(*layers: tuple[str, Mapping[str, str]]) -> tuple[Settings, list[Setting]]:
-    """The effective settings from layers of texts, strongest first, and where each came from.
+    """Return the effective settings from layers of texts, strongest first, and where each came from.
 
-    The profile is one more layer, the weakest; which one it is, the others say.
+    The profile is one more layer, the weakest; the other layers say which profile it is.
     """
     profile, _ = _strongest("profile", layers)
     with_profile = [*layers, (f"profile {profile}", PROFILES.get(profile, {}))]
@@ -453,7 +453,7 @@ def resolve(*layers: tuple[str, Mapping[str, str]]) -> tuple[Settings, list[Sett
 
 
 def _strongest(name: str, layers: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[Any, str]:
-    """The value of a setting, and where it came from."""
+    """Return the value of a setting, and where it came from."""
     for origin, layer in layers:
         if name in layer:
             try:

@@ -49,7 +49,7 @@ _STOP_SIGNALS: dict[StopMode, signal.Signals] = {
     "fast": signal.SIGINT,
     "immediate": signal.SIGQUIT,
 }
-_ACCEPTING = ("ready", "standby")  # what a postmaster that takes connections says of itself
+_ACCEPTING = ("ready", "standby")  # states of a postmaster that accepts connections
 _START_ATTEMPTS = 10
 _PORT_TAKEN = "could not create any TCP/IP sockets"
 _INVALID_LOCALE = "invalid locale name"
@@ -73,7 +73,7 @@ exec "$@" </dev/null
 
 
 class EmbeddedServerError(HeadwaterError):
-    """The private server cannot be found, created, started or stopped; the detail ends its log."""
+    """The private server cannot be found, created, started or stopped; the detail has the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Installation:
 
 
 def find_installations() -> list[Installation]:
-    """Every PostgreSQL whose server can be run here: the wheel's, those on PATH, the system's newest first.
+    """Return every PostgreSQL whose server can run here: the wheel's, on PATH, the system's, newest first.
 
     HEADWATER_PG_BIN names a directory of programs and replaces them all.
     """
@@ -106,7 +106,7 @@ def find_installations() -> list[Installation]:
 
 
 def find_installation(prefer: Origin | None = None) -> Installation:
-    """The first installation, or the first of the preferred origin if there is one."""
+    """Return the first installation, or the first of the preferred origin if there is one."""
     found = find_installations()
     if not found:
         tried = ", ".join(str(directory) for directory, _ in _candidates())
@@ -132,7 +132,7 @@ class Server:
         settings: Mapping[str, str],
         timeout: float,
     ) -> None:
-        """Use `Server.start`; this only records what it decided."""
+        """Record what `Server.start` decided; use that instead."""
         self.directory = directory
         self.installation = installation
         self.port = port
@@ -207,7 +207,7 @@ class Server:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def dsn(self, dbname: str = "postgres", user: str = SUPERUSER, password: str | None = None) -> str:
-        """A libpq URL; without a password it carries the superuser's."""
+        """Return a libpq URL; without a password it carries the superuser's."""
         secret = self._password_file.read_text().strip() if password is None else password
         return (
             f"postgresql://{quote(user, safe='')}:{quote(secret, safe='')}"
@@ -223,7 +223,7 @@ class Server:
     def kill(self) -> None:
         """Crash: every server process ends at once, without a checkpoint; `restart` then recovers.
 
-        SIGQUIT rather than SIGKILL, for a postmaster killed outright leaves backends that finish their
+        SIGQUIT rather than SIGKILL: a postmaster killed outright leaves backends that finish their
         query first and block the next start until then.
         """
         self._halt(signal.SIGQUIT)
@@ -257,7 +257,7 @@ class Server:
         if identity.uid is not None and identity.gid is not None:
             os.chown(self.directory, identity.uid, identity.gid)
             os.chown(self._password_file, identity.uid, identity.gid)
-        # Created aside and renamed, so that a cluster that exists is complete.
+        # Created under another name and then renamed, so a cluster that exists is complete.
         unfinished = self.directory / "data.new"
         for locale in _locales(self.installation.major):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -302,7 +302,7 @@ class Server:
                 self.port = port
                 return
             self._halt(signal.SIGQUIT)
-            # Only a port that we chose ourselves may be exchanged for another.
+            # Only a port that we chose ourselves may be replaced by another.
             if self.port or _PORT_TAKEN not in self._log_since(log_start):
                 break
         raise self._error("does not start", log_start)
@@ -320,10 +320,10 @@ class Server:
         return ["-D", str(self._cluster), *options]
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes], log_start: int) -> bool:
-        """True when ready, False when the postmaster has ended.
+        """Wait; return True when the server is ready, False when the postmaster has ended.
 
-        The postmaster's own status file is asked, as pg_ctl does: a connection might reach another server
-        that took the port first.
+        Reads the postmaster's own status file, as pg_ctl does: a connection might reach another server that
+        took the port first.
         """
         deadline = time.monotonic() + self._timeout
         while time.monotonic() < deadline:
@@ -355,7 +355,7 @@ class Server:
             )
 
     def _halt(self, number: signal.Signals) -> None:
-        """End the postmaster, less and less politely; its directory stays."""
+        """End the postmaster, with increasing force; its directory stays."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -385,7 +385,7 @@ class Server:
 
 @dataclass(frozen=True)
 class _Identity:
-    """How the server's programs are run so that they are not root."""
+    """The user as whom the server's programs run, so that they are not root."""
 
     prefix: tuple[str, ...] = ()
     uid: int | None = None
@@ -442,7 +442,7 @@ def _trailing_number(bin_dir: Path) -> float:
 
 @functools.cache
 def _version(bin_dir: Path) -> tuple[int, int] | None:
-    """The version of the server in `bin_dir`, or None if there is none that the server's user can run."""
+    """Return the version of the server in `bin_dir`, or None if its user cannot run one there."""
     postgres = bin_dir / "postgres"
     if not postgres.is_file() or not (bin_dir / "initdb").is_file():
         return None
@@ -466,14 +466,14 @@ def _version(bin_dir: Path) -> tuple[int, int] | None:
 
 
 def _locales(major: int) -> list[tuple[str, ...]]:
-    """What to ask initdb for, best first: the same character order everywhere, with Unicode's classes."""
+    """Return options for initdb, best first: the same sort order everywhere, with Unicode's classes."""
     if major >= 17:
         return [("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")]
     return [("--locale=C.UTF-8",), ("--locale=C",)]
 
 
 def _environment() -> dict[str, str]:
-    """Ours without libpq's variables, and with messages in English, which `_PORT_TAKEN` relies on."""
+    """Return our environment without libpq's variables, with messages in English, as `_PORT_TAKEN` needs."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return {**kept, "LC_ALL": "C"}
 

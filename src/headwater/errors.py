@@ -1,15 +1,15 @@
-"""What can go wrong, as classes a caller can catch.
+"""The errors that a caller can catch.
 
-Every error names the object, the reason and the remedy: `message` says what failed and why, `detail`
-adds what the server said, `hint` says what to do. Server errors are told apart by SQLSTATE, never by
-their text, which depends on the server's language.
+Every error names the object, the reason and the remedy: `message` says what failed and why, `detail` adds
+what the server said, `hint` says what to do. Server errors are distinguished by SQLSTATE, never by their
+text, which depends on the server's language.
 """
 
 from __future__ import annotations
 
 
 class HeadwaterError(Exception):
-    """Base of everything Headwater raises on purpose."""
+    """The base of every error that Headwater raises on purpose."""
 
     def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class ConnectionFailed(HeadwaterError):
 
 
 class SessionNeeded(HeadwaterError):
-    """What is asked outlasts a transaction, and the connection goes through a pooler that shares sessions."""
+    """An operation needs a session of its own, and the connection goes through a pooler that shares them."""
 
 
 class NotInstalled(HeadwaterError):
@@ -43,15 +43,15 @@ class CatalogVersionMismatch(HeadwaterError):
 
 
 class RepairNeeded(HeadwaterError):
-    """The database was restored from a dump, and its catalog speaks of another one; `headwater repair`."""
+    """The database was restored from a dump, so its catalog describes another one; run `headwater repair`."""
 
 
 class ReadOnlyServer(HeadwaterError):
-    """The server is a standby, or read-only; what changes something needs the primary."""
+    """The server is a standby, or read-only; operations that change something need the primary."""
 
 
 class MissingPrivilege(HeadwaterError):
-    """The role may not do what is asked; the hint holds the GRANT."""
+    """The role lacks a privilege; the hint holds the GRANT."""
 
 
 class InvalidQuery(HeadwaterError):
@@ -67,15 +67,15 @@ class InvalidName(HeadwaterError):
 
 
 class InvalidSetting(HeadwaterError):
-    """An unknown setting, or a value that it does not take."""
+    """The setting is unknown, or does not take the value."""
 
 
 class AlreadyExists(HeadwaterError):
-    """A relation of that name is there already."""
+    """A relation of that name exists already."""
 
 
 class NotFound(HeadwaterError):
-    """No stream table of that name."""
+    """There is no stream table of that name."""
 
 
 class CyclicDependency(HeadwaterError):
@@ -91,11 +91,11 @@ class NotIncremental(HeadwaterError):
 
 
 class EngineUnavailable(HeadwaterError):
-    """The engine that was asked for cannot run here."""
+    """The requested engine cannot run here."""
 
 
 class EngineFailed(HeadwaterError):
-    """The engine broke while it worked: a lost executor, a dead JVM, a full disk. PostgreSQL is unharmed."""
+    """The engine failed while it worked: a lost executor, a dead JVM, a full disk. PostgreSQL is unharmed."""
 
 
 class RefreshFailed(HeadwaterError):
@@ -111,7 +111,7 @@ class RefreshCancelled(RefreshFailed):
 
 
 class ClaimLost(RefreshFailed):
-    """Another worker was given the refresh meanwhile; nothing of this one was applied."""
+    """The refresh was given to another worker meanwhile; nothing of this one was applied."""
 
 
 class Suspended(HeadwaterError):
@@ -119,15 +119,15 @@ class Suspended(HeadwaterError):
 
 
 class NotRunning(HeadwaterError):
-    """There is no refresh that could be cancelled."""
+    """There is no running refresh to cancel."""
 
 
 class DriftDetected(HeadwaterError):
-    """The stored rows contradict the change rows: the delta does not fit what is stored."""
+    """The stored rows contradict the change rows: the delta does not fit them."""
 
 
 class DeltaGivenUp(HeadwaterError):
-    """A delta took longer than recomputing is known to take, by far; nothing of it was applied."""
+    """A delta took much longer than recomputing is known to take; nothing of it was applied."""
 
 
 class DeltaFailed(HeadwaterError):
@@ -135,16 +135,16 @@ class DeltaFailed(HeadwaterError):
 
 
 class LockNotAvailable(HeadwaterError):
-    """A lock could not be had in time; the operation can be repeated."""
+    """A lock could not be acquired in time; the operation can be repeated."""
 
 
 class UnsupportedValue(HeadwaterError):
-    """A value that has no exact equal where it is to go."""
+    """A value cannot be represented exactly where it is needed."""
 
 
 class SnapshotLost(HeadwaterError):
-    """The snapshot of a read has ended, so that what is left of it cannot be read as it was."""
+    """The snapshot of a read has ended, so the rest cannot be read at the same snapshot."""
 
 
 class ConsumerLost(HeadwaterError):
-    """The changes that a consumer was to read next are not kept any more, or are another query's."""
+    """The changes that a consumer would read next are no longer kept, or belong to another query."""

@@ -1,7 +1,7 @@
 """A connection to one database, with the verbs that need neither the parser nor an engine.
 
-`headwater.api` adds the others. They are apart so that a program that only looks, such as `headwater list`,
-starts without loading them.
+`headwater.api` adds the others. They are separate so that a program that only reads, such as `headwater
+list`, starts without loading them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 def verb(
     method: Callable[Concatenate[Bound, Parameters], Result],
 ) -> Callable[Concatenate[Bound, Parameters], Result]:
-    """Says in our words what the server says where the modules below do not expect it, as that it stops."""
+    """Translate errors of the server that the modules below do not expect, such as its shutdown."""
 
     @functools.wraps(method)
     def told(handle: Bound, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
@@ -55,7 +55,7 @@ def verb(
 
 
 class Handle:
-    """A connection to one database. Not for use by several threads at once."""
+    """A connection to one database. Do not share one between threads."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Handle:
         *,
         direct_dsn: str | None = None,
     ) -> None:
-        """Connects; `direct_dsn` goes past a pooler, for what needs a session."""
+        """Connect; `direct_dsn` goes past a pooler, for operations that need a session."""
         self._overrides = dict(overrides or {})
         self._route = Route.given(dsn, direct_dsn, self._overrides, os.environ)
         self._connection = self._route.connect()
@@ -84,34 +84,34 @@ class Handle:
 
     @property
     def connection(self) -> Connection:
-        """The connection itself, in autocommit; its search_path has no schema of users."""
+        """The connection itself, in autocommit; its search_path contains no schema of users."""
         return self._connection
 
     # the catalog
 
     @verb
     def init(self) -> bool:
-        """Installs the catalog; False if it was there already."""
+        """Install the catalog; return False if it was installed already."""
         return migrate.install(self._connection)
 
     @verb
     def check(self) -> builtins.list[Check]:
-        """Every privilege that Headwater needs here, and whether this role has it."""
+        """Return every privilege that Headwater needs here, and whether this role has it."""
         return privileges.check(self._connection)
 
     @verb
     def settings(self) -> builtins.list[Setting]:
-        """Every setting with its value and where it came from."""
+        """Return every setting with its value and where it came from."""
         return catalog_settings.listed(self._state(), self._overrides, os.environ)
 
     @verb
     def effective_settings(self) -> Settings:
-        """The settings that hold here, as one object."""
+        """Return the effective settings, as one object."""
         return self._settings()
 
     @verb
     def set(self, name: str, value: str) -> None:
-        """Stores a setting in the database."""
+        """Store a setting in the database."""
         installed.require_current(self._connection)
         installed.require_primary(self._connection)
         stored = config.written(config.checked(name, value))
@@ -126,42 +126,42 @@ class Handle:
     # the service
 
     def drain(self) -> None:
-        """Has the service begin no more refreshes in this database; capture goes on."""
+        """Let the service start no more refreshes in this database; capture goes on."""
         self.set("drain", "on")
 
     def undrain(self) -> None:
-        """Ends drain: the service goes on."""
+        """End drain: the service starts refreshes again."""
         self.set("drain", "off")
 
     @verb
     def cancel(self, name: str) -> builtins.list[RunningJob]:
-        """Ends the refreshes of a stream table that run now; which these are."""
+        """Cancel the running refreshes of a stream table; return them."""
         installed.require_current(self._connection)
         return jobs.cancel(self._connection, catalog.find(self._connection, name))
 
-    # what there is to see
+    # reading
 
     @verb
     def list(self) -> builtins.list[StreamTableStatus]:
-        """Every stream table."""
+        """Return every stream table."""
         settings = self._settings()
         return statuses(self._connection, None, settings)
 
     @verb
     def status(self, name: str) -> StreamTableStatus:
-        """One stream table."""
+        """Return one stream table."""
         settings = self._settings()
         found = catalog.find(self._connection, name)
         return statuses(self._connection, [found.id], settings)[0]
 
     @verb
     def overview(self) -> Overview:
-        """All stream tables and the service at a glance; cheap enough to be asked for each second."""
+        """Return all stream tables and the service at a glance; cheap enough to call each second."""
         return self._overviews.read(self._settings())
 
     @verb
     def history(self, name: str | None = None, *, limit: int = 20) -> builtins.list[HistoryEntry]:
-        """The latest refreshes, newest first."""
+        """Return the latest refreshes, newest first."""
         installed.require_current(self._connection)
         stream_table_id = catalog.find(self._connection, name).id if name is not None else None
         return history.recent(self._connection, stream_table_id, limit)
@@ -170,14 +170,14 @@ class Handle:
     def history_sums(
         self, name: str | None = None, *, by: BucketLength = "hour", limit: int = 20
     ) -> builtins.list[HistorySum]:
-        """The latest sums of refreshes by the minute or the hour in which they finished, newest first."""
+        """Return sums of refreshes by the minute or the hour in which they finished, newest first."""
         installed.require_current(self._connection)
         stream_table_id = catalog.find(self._connection, name).id if name is not None else None
         return history.sums(self._connection, stream_table_id, by, limit)
 
     @verb
     def audits(self, name: str | None = None, *, limit: int = 20) -> builtins.list[Incident]:
-        """The latest incidents, newest first: where a stream table or its plan differed from its query."""
+        """Return the latest incidents, newest first: a stream table or its plan differed from its query."""
         installed.require_current(self._connection)
         stream_table_id = catalog.find(self._connection, name).id if name is not None else None
         return incidents.recent(self._connection, stream_table_id, limit)
@@ -185,7 +185,7 @@ class Handle:
     # parts
 
     def _settings(self, *, writing: bool = False) -> Settings:
-        """The effective settings; those that the session itself has are applied to it."""
+        """Return the effective settings, and apply to the session those that concern it."""
         state = self._state()
         installed.require_repaired(state)
         if writing and state.read_only:
@@ -200,7 +200,7 @@ class Handle:
         return settings
 
     def _state(self) -> installed.State:
-        """The state of the database, whose catalog is of the version that this program knows."""
+        """Return the state of the database; raise unless its catalog has the right version."""
         state = installed.read_state(self._connection)
         installed.require_version(state.version)
         return state

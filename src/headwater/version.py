@@ -6,5 +6,5 @@ VERSION = "0.1.0"
 
 
 def version() -> str:
-    """Returns the version; what depends on it asks here, so that a test can be of another one."""
+    """Return the version; code that depends on it calls this, so that a test can replace it."""
     return VERSION

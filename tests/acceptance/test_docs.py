@@ -30,9 +30,11 @@ from headwater.inspect.status import StreamTableStatus
 from headwater.inspect.verify import Verification
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 TEXTS = sorted([*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.py")])
-REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+REFERENCE = "\n".join(
+    page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "reference").glob("*.md"))
+)
 VIEWS = (
     "stream_tables health refresh_history refresh_stats running_jobs consumers settings"
     " pg_stat_headwater requests worker_registry worker_jobs".split()
@@ -177,7 +179,7 @@ def _comparable(text: str) -> str:
     return re.sub(r"[ \t]+", " ", re.sub(r"\d+\.\d+ ms", "0 ms", text))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_blocks_say_what_they_are(page: Path) -> None:
     for block in blocks(page):
         assert block.language in ("sh", "python", "sql", "text"), f"{page.name}:{block.line}"
@@ -259,9 +261,9 @@ def test_reference_names_every_function_for_users_with_what_it_takes_and_returns
     assert missing <= {"number"}
 
 
-def test_operations_has_every_grant(empty_dsn: str) -> None:
+def test_security_has_every_grant(empty_dsn: str) -> None:
     """What `init --check` asks of a role that has nothing, with the names that the page uses."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "operations" / "security.md").read_text(encoding="utf-8")
     role = f"headwater_docs_{os.getpid()}"
     with psycopg.connect(empty_dsn, autocommit=True) as connection:
         database = connection.info.dbname
@@ -282,7 +284,7 @@ def test_operations_has_every_grant(empty_dsn: str) -> None:
 # links and what must not be there
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if re.match(r"https?://", target):
@@ -300,7 +302,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_private_addresses_or_paths(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     unwanted = (

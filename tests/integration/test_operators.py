@@ -24,7 +24,7 @@ Connection = psycopg.Connection[Any]
 SUMS = "SELECT region, sum(amount) AS total FROM public.sales GROUP BY region"
 QUESTIONS = re.findall(
     r"<!-- watching -->\n```sql\n(.*?)```",
-    (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8"),
+    (Path(__file__).parents[2] / "docs" / "operations" / "monitoring.md").read_text(encoding="utf-8"),
     re.DOTALL,
 )
 WATCHED = (

@@ -31,7 +31,7 @@ from headwater.service.requests import MOST_ATTEMPTS, REQUEST_LOCK, SQLSTATES, V
 Connection = psycopg.Connection[Any]
 
 SUMS = "SELECT region, sum(amount) AS total FROM sales GROUP BY region"
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+SECURITY = Path(__file__).parents[2] / "docs" / "operations" / "security.md"
 OTHER_PROCESS = """
 import sys, threading, headwater
 from headwater.service.requests import Requests
@@ -492,9 +492,7 @@ def test_a_users_own_functions_and_operators_are_not_called(
 
 def allow(conn: Connection, role: str) -> None:
     """What the documentation says to grant to who may refresh, suspend and resume."""
-    found = re.search(
-        r"<!-- granting -->\n```sql\n(.*?)```", OPERATIONS.read_text(encoding="utf-8"), re.DOTALL
-    )
+    found = re.search(r"<!-- granting -->\n```sql\n(.*?)```", SECURITY.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
     conn.execute(statement(re.sub(r"\bann\b", role, found.group(1))))
 

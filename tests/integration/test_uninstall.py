@@ -16,7 +16,7 @@ from headwater.catalog.installed import SCHEMAS
 from headwater.errors import DependentsExist, LockNotAvailable
 
 Connection = psycopg.Connection[Any]
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+FAILURES = Path(__file__).parents[2] / "docs" / "operations" / "failures.md"
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +154,7 @@ def test_a_writer_that_ends_lets_it_go_on(hw: Headwater, dsn: str, conn: Connect
 
 
 def emergency_statement() -> str:
-    text = OPERATIONS.read_text(encoding="utf-8")
+    text = FAILURES.read_text(encoding="utf-8")
     found = re.search(r"<!-- emergency -->\n```sql\n(.*?)```", text, re.DOTALL)
     assert found is not None
     return found[1]

@@ -40,7 +40,7 @@ import headwater
 from headwater import Headwater
 from headwater.catalog import jobs
 from headwater.embedded import Installation, Server
-from headwater.engine.spark import engine, pipeline
+from headwater.engine.spark import engine, watch
 from headwater.engine.spark.runtime.session import Runtime, runtime
 from headwater.engine.spark.transport import write
 from headwater.errors import ConnectionFailed, EngineFailed, RefreshCancelled, RefreshFailed
@@ -416,7 +416,7 @@ def test_a_spark_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is killed some time after the refresh gave up on it."""
-    monkeypatch.setattr(pipeline, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(watch, "GRACE_SECONDS", 1.0)
     hw.refresh("totals", engine="spark")
     conn.execute(MANY_CHANGES)
     before = state(conn, "totals")

@@ -28,4 +28,5 @@ def test_examples_are_found() -> None:
     }
     assert examples["headwater.plan.quoting"] >= 3
     assert examples["headwater.plan.syntax"] >= 2
+    assert examples["headwater.plan.deparse"] >= 1
     assert examples["headwater.clock"] >= 1

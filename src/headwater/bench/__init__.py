@@ -1,1 +1,1 @@
-"""Measurements against baselines in the same run: ratios carry over to other machines, seconds do not."""
+"""Measurements against baselines of the same run: ratios carry over to other machines, seconds do not."""

@@ -1,13 +1,13 @@
 """What capture costs a writer: the same statements on a bare table and on tables that stream tables read.
 
-Four tables of the same rows: a bare one, and with none, one and five stream tables. None means that there was
-one and it was dropped, so its figures show what is left of capture, which should be nothing, and how far to
-trust the others. Every statement is run on all four, one after the other, each time in another order, so that
-whatever else the machine does hits all alike. A time is the median.
+There are four tables of the same rows: a bare one, and with none, one and five stream tables. None means that
+there was one and it was dropped; its figures show what is left of capture, which should be nothing, and how
+far to trust the others. Every statement is run on all four, one after the other, each time in another order,
+so that other work on the machine affects all alike. A time is the median.
 
-Then TPC-B as pgbench has it, by several clients at once, in rounds that take turns as well. With one stream
-table the accounts are captured, with five all of its tables. Without the program the same transaction is run
-by clients of this process.
+Then TPC-B as pgbench runs it, by several clients at once, in rounds that also take turns. With one stream
+table the accounts are captured, with five all of its tables. Where there is no pgbench, clients of this
+process run the same transaction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SECONDS = 5.0
 CLIENTS = 4
 TPCB_ROUNDS = 3
 TPCB_ACCOUNTS = 100_000
-"""At scale 1, which pgbench makes."""
+"""At scale 1, as pgbench makes it."""
 
 BARE = "bare"
 TABLES: dict[str, int] = {"none": 0, "one": 1, "five": 5}
@@ -70,7 +70,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class WriteCost:
-    """One kind of statement on a table with so many stream tables."""
+    """One kind of statement on a table with this many stream tables."""
 
     kind: str
     event: str
@@ -78,18 +78,18 @@ class WriteCost:
     stream_tables: int
     bare_ms: float
     elapsed_ms: float
-    against_bare: float  # times what it takes on the bare table
+    against_bare: float  # how many times as long as on the bare table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Transactions a second of TPC-B over tables with so many stream tables."""
+    """Transactions a second of TPC-B over tables with this many stream tables."""
 
     clients: int
     stream_tables: int
     bare_tps: float
     tps: float
-    against_bare: float  # times as long as a transaction over bare tables
+    against_bare: float  # how many times as long as a transaction over bare tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def measure(
     seconds: float = SECONDS,
     progress: Progress = lambda _: None,
 ) -> CaptureCosts:
-    """The figures; without seconds for it, none of TPC-B."""
+    """Return the figures; without seconds for TPC-B, none of it."""
     program = _pgbench(dsn)
     with psycopg.connect(dsn, autocommit=True) as writer:
         try:
@@ -167,7 +167,7 @@ def _statements(
 
 
 def _sample(writer: Connection, first: int, size: int, times: int) -> dict[tuple[str, str], list[float]]:
-    """Seconds of each statement of this many rows, by event and table."""
+    """Return the seconds of each statement of this many rows, by event and table."""
     tables = (BARE, *TABLES)
     found: dict[tuple[str, str], list[float]] = {(event, table): [] for event in EVENTS for table in tables}
     for number in range(times):
@@ -216,7 +216,7 @@ def _prepare(hw: Headwater, writer: Connection, rows: int, progress: Progress) -
 
 
 def _create(hw: Headwater, name: str, queries: Sequence[str], number: int) -> None:
-    """So many stream tables; for none, one that is dropped again."""
+    """Create this many stream tables; for none, one that is dropped again."""
     made = [f"{SCHEMA}.of_{name}_{place}" for place in range(max(number, 1))]
     for stream_table, query in zip(made, queries, strict=False):
         hw.create(stream_table, query, mode="differential", engine="postgres")
@@ -236,7 +236,7 @@ def _clear(hw: Headwater, writer: Connection) -> None:
 
 
 def _pgbench(dsn: str) -> Path | None:
-    """The program, beside a server's other ones or on the path; the first that can connect."""
+    """Return the program, beside a server's other ones or on the path; the first that can connect."""
     beside = [installation.bin_dir / "pgbench" for installation in find_installations()]
     on_path = shutil.which("pgbench")
     for program in (*beside, *([Path(on_path)] if on_path else [])):
@@ -248,7 +248,7 @@ def _pgbench(dsn: str) -> Path | None:
 
 
 def _run(program: Path, dsn: str, schema: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs pgbench with the database in its environment, where nobody sees a password."""
+    """Run pgbench with the database in its environment, where nobody sees a password."""
     names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD"}
     given = conninfo_to_dict(dsn)
     environment = {
@@ -319,7 +319,7 @@ def _fill_tpcb(dsn: str, program: Path | None, schema: str) -> None:
 
 
 def _transactions(dsn: str, program: Path | None, schema: str, seconds: float) -> float:
-    """Transactions a second."""
+    """Return the transactions a second."""
     if program is None:
         with ThreadPoolExecutor(CLIENTS) as pool:
             return sum(pool.map(lambda _: _client(dsn, schema, seconds), range(CLIENTS)))
@@ -333,7 +333,7 @@ def _transactions(dsn: str, program: Path | None, schema: str, seconds: float) -
 
 
 def _client(dsn: str, schema: str, seconds: float) -> float:
-    """The transaction of pgbench, again and again; how many a second."""
+    """Run pgbench's transaction repeatedly; return how many a second."""
     with psycopg.connect(dsn, options=f"-c search_path={schema}", autocommit=True) as connection:
         done, started = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds:

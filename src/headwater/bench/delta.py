@@ -1,8 +1,8 @@
 """What a delta costs on each engine, for changes and tables of several sizes.
 
-Two stream tables of one definition, a join with an aggregate, take in the same changes: one is computed
-inside PostgreSQL, the other on Spark. The baseline is recomputing in PostgreSQL, in the same run. Everything
-is warmed up first; a time is the median of the repetitions.
+Two stream tables of one definition, a join with an aggregate, get the same changes: one is computed inside
+PostgreSQL, the other on Spark. The baseline is recomputing in PostgreSQL, in the same run. Everything is
+warmed up first; a time is the median of the repetitions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WARM_UP = 5
 REPETITIONS = 5
 CUSTOMERS = 10_000
 BUFFER_ROWS = 100_000_000
-"""For max_buffer_rows: a large change is to be a delta, however large."""
+"""For max_buffer_rows: a change must be a delta, however large."""
 
 ENGINES: tuple[EngineName, ...] = ("postgres", "spark")
 QUERY = f"""
@@ -43,9 +43,9 @@ class DeltaCost:
     table_rows: int
     changed_rows: int  # each makes two change rows, the old and the new one
     elapsed_ms: float
-    database_ms: float  # without what Spark computes on its own
-    against_full: float  # times faster than recomputing in PostgreSQL
-    against_postgres: float  # times faster than the delta in PostgreSQL
+    database_ms: float  # without Spark's own computing
+    against_full: float  # how many times faster than recomputing in PostgreSQL
+    against_postgres: float  # how many times faster than the delta in PostgreSQL
     phases: dict[str, float]
 
 
@@ -57,7 +57,7 @@ def measure(
     repetitions: int = REPETITIONS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[DeltaCost]:
-    """The figures, as they come."""
+    """Yield the figures, as they come."""
     for size in sizes:
         progress(f"loading {size:,} rows")
         _prepare(hw, size)
@@ -143,7 +143,7 @@ def _clear(hw: Headwater) -> None:
 
 
 def _change(hw: Headwater, first: int, count: int, size: int) -> None:
-    """Changes rows next to each other, going round."""
+    """Change adjacent rows, wrapping around."""
     hw.connection.execute(
         statement(f"UPDATE {SCHEMA}.orders SET amount = amount + 1 WHERE id >= %s AND id < %s"),
         (first, first + count),
@@ -156,7 +156,7 @@ def _change(hw: Headwater, first: int, count: int, size: int) -> None:
 
 
 def _check(outcomes: Sequence[Outcome], engine: str) -> None:
-    """A figure of another engine, or of recomputing, would not be one of this."""
+    """Raise if another engine computed it, or everything was recomputed: the figure would be wrong."""
     for outcome in outcomes:
         if outcome.engine != engine or outcome.action != "delta":
             raise RuntimeError(f"wanted a delta on {engine}, got {outcome.action}: {outcome.engine_reason}")

@@ -1,7 +1,7 @@
 """Nexmark: an auction house, with queries 0 to 9 over its tables instead of over streams.
 
-What the original computes in windows of event time is computed here in buckets of time: a bucket is complete
-at any moment, and changes when a late row comes. A sliding window is a bucket too.
+Windows of event time in the original are buckets of time here: a bucket is complete at any moment, and
+changes when a late row comes. A sliding window is a bucket too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headwater.db.scratch import statement
 SCHEMA = "headwater_nexmark"
 SEED = 1
 INSERTED, UPDATED, DELETED = 0.7, 0.2, 0.1
-"""The shares of a change."""
+"""The shares of inserts, updates and deletes in a change."""
 
 QUERIES = {
     # Everything, as it is.
@@ -185,7 +185,7 @@ WHERE event % 50 > 3
 """,
 )
 
-# Of the events that are chosen, each statement finds those of its table.
+# Each statement finds, among the chosen events, those of its table.
 _CHOSEN = (
     "(SELECT DISTINCT draw(n, {what}, {seed}, {events}) AS id FROM generate_series(1, {rows}) AS n) AS c"
 )
@@ -212,7 +212,7 @@ SELECT 1 + greatest((SELECT max(id) FROM person), (SELECT max(id) FROM auction),
 
 
 def load(connection: Connection, events: int, *, seed: int = SEED) -> None:
-    """Makes the tables anew, from so many events."""
+    """Recreate the tables, from this many events."""
     clear(connection)
     connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(SCHEMA)))
     with _inside(connection):
@@ -223,12 +223,12 @@ def load(connection: Connection, events: int, *, seed: int = SEED) -> None:
 
 
 def clear(connection: Connection) -> None:
-    """Removes the tables, if they are there."""
+    """Remove the tables, if they exist."""
     connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA)))
 
 
 def change(connection: Connection, fraction: float, seed: int) -> None:
-    """Adds events, and updates and deletes some old ones, each kind in a transaction.
+    """Add events, and update and delete some old ones, each kind in a transaction.
 
     The same seed makes the same change to the same rows.
     """
@@ -251,7 +251,7 @@ def change(connection: Connection, fraction: float, seed: int) -> None:
 
 @contextmanager
 def _inside(connection: Connection) -> Iterator[None]:
-    """A transaction that finds the tables and functions by their bare names."""
+    """Run a transaction that finds the tables and functions by their bare names."""
     with transaction(connection):
         connection.execute(sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(SCHEMA)))
         yield

@@ -1,4 +1,4 @@
-"""The figures as pictures."""
+"""The figures as charts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TITLES = {"postgres": "in PostgreSQL", "spark": "on Spark"}
 
 
 def figure(columns: int, title: str, width: float = 4.6, rows: int = 1) -> tuple[Figure, Any]:
-    """An empty picture with panels side by side, row by row."""
+    """Return an empty figure with panels side by side, row by row."""
     try:
         import matplotlib
     except ImportError:
@@ -42,7 +42,7 @@ def figure(columns: int, title: str, width: float = 4.6, rows: int = 1) -> tuple
 
 
 def save(made: Figure, path: Path) -> None:
-    """Writes a picture; the suffix of the path says in which format."""
+    """Write a figure; the suffix of the path gives the format."""
     from matplotlib import pyplot
 
     made.tight_layout()
@@ -51,7 +51,7 @@ def save(made: Figure, path: Path) -> None:
 
 
 def transfers(found: Sequence[Transfer], direction: str, path: Path) -> None:
-    """Rows a second of each way, grouped by the number of tasks."""
+    """Draw the rows a second of each way, grouped by the number of tasks."""
     titles = {"read": "from PostgreSQL into Spark", "write": "from Spark into PostgreSQL"}
     made, [panel] = figure(1, titles[direction])
     ways = list(dict.fromkeys(item.way for item in found))
@@ -72,7 +72,7 @@ def transfers(found: Sequence[Transfer], direction: str, path: Path) -> None:
 
 
 def deltas(found: Sequence[DeltaCost], path: Path) -> None:
-    """Time and the database's share of it over the size of the change, a panel for each size of the table."""
+    """Draw the time, and the database's share, by the size of the change; a panel for each table size."""
     sizes = sorted({item.table_rows for item in found})
     made, panels = figure(len(sizes), "a delta: join with aggregate, all rows changed by UPDATE")
     for panel, size in zip(panels, sizes, strict=True):
@@ -94,7 +94,7 @@ def deltas(found: Sequence[DeltaCost], path: Path) -> None:
 
 
 def captures(found: CaptureCosts, path: Path) -> None:
-    """What each kind of statement takes as a multiple of the bare table, by the number of stream tables."""
+    """Draw the time of each kind of statement relative to the bare table, by number of stream tables."""
     made, [panel] = figure(1, f"what capture costs a writer, PostgreSQL {found.server}", width=11)
     numbers = sorted({item.stream_tables for item in found.statements})
     groups = list(dict.fromkeys((item.kind, item.event, item.rows) for item in found.statements))
@@ -124,7 +124,7 @@ def captures(found: CaptureCosts, path: Path) -> None:
 
 
 def tpch(found: Sequence[QueryCost], scale: float, path: Path) -> None:
-    """The time of each way by query; what was recomputed after a change is a cross instead of a dot."""
+    """Draw the time of each way by query; a recomputed change is a cross instead of a dot."""
     made, [panel] = figure(1, f"TPC-H at scale {scale:g}", width=11)
     numbers = sorted({item.query for item in found})
     percents = sorted({item.percent for item in found})
@@ -165,7 +165,7 @@ def tpch(found: Sequence[QueryCost], scale: float, path: Path) -> None:
 
 
 def service(found: ServiceCosts, path: Path) -> None:
-    """A panel for each part that was measured; two for workers, each second of them."""
+    """Draw a panel for each measured part; two for workers, second by second."""
     wanted = [
         *([_draw_scale] if found.scale else []),
         *([_draw_graphs] if found.latency and found.latency.graphs else []),

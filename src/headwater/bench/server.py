@@ -12,7 +12,7 @@ SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB", "max_connections":
 
 @contextmanager
 def bench_database(dsn: str | None, progress: Callable[[str], None], *, fsync: bool = False) -> Iterator[str]:
-    """The one that is named, or one on a private server, by default without fsync, that ends afterwards."""
+    """Provide the named database, or one on a private server, without fsync by default, ended afterwards."""
     if dsn is not None:
         yield dsn
         return

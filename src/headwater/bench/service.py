@@ -1,6 +1,6 @@
 """The service at scale: thousands of stream tables, graphs, latency, and pools of workers.
 
-Each is measured on a real `headwater serve`, a process of its own, and each figure is one of a pair of the
+Each part measures a real `headwater serve`, a process of its own, and each figure is one of a pair of the
 same run: many stream tables against few, a graph against one refresh, the service against the least that can
 be done by hand, many workers against few.
 """
@@ -30,7 +30,7 @@ class Sizes:
 
     stream_tables: tuple[int, ...] = service_scale.SIZES
     changed: tuple[float, ...] = service_scale.PERCENTS  # percent of the sources
-    seconds: float = service_scale.SECONDS  # of rest
+    seconds: float = service_scale.SECONDS  # seconds of rest
     depths: tuple[int, ...] = service_latency.DEPTHS
     layers: int = service_latency.LAYERS
     width: int = service_latency.WIDTH
@@ -60,7 +60,7 @@ SHORT = Sizes(
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where it ran, and how busy that was with other things."""
+    """The machine, and how busy it was with other work."""
 
     cores: int
     server: str
@@ -69,7 +69,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceCosts:
-    """All figures of one run; a part that was left out is None."""
+    """All figures of one run; a part that did not run is None."""
 
     machine: Machine
     scale: ScaleCosts | None
@@ -78,7 +78,7 @@ class ServiceCosts:
 
     @property
     def equal(self) -> bool:
-        """Whether all stream tables held what their queries give, in the end."""
+        """True if all stream tables equalled their queries in the end."""
         return (
             (self.scale is None or not self.scale.different)
             and (self.latency is None or self.latency.equal)
@@ -94,7 +94,7 @@ def measure(
     keep: bool = False,
     progress: Progress = lambda _: None,
 ) -> ServiceCosts:
-    """The figures of some parts. What was made for them is removed, unless it is kept for the next time."""
+    """Return the figures of some parts; remove what was made for them, unless it is kept for later."""
     load = [os.getloadavg()[0]]
     latency = pools = scale = None
     with Headwater(dsn) as hw:
@@ -140,7 +140,7 @@ def measure(
 
 
 def _clear(hw: Headwater, schema: str, progress: Progress) -> None:
-    """Drops a schema of this measurement with its stream tables, readers first."""
+    """Drop a schema of this measurement with its stream tables, readers first."""
     rows = hw.connection.execute(
         "SELECT table_name FROM headwater.stream_tables WHERE schema_name = %s ORDER BY id DESC", (schema,)
     ).fetchall()

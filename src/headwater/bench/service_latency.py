@@ -1,11 +1,11 @@
 """From a commit to what readers see: through graphs of stream tables, and against the least that it can take.
 
 The time begins when the writer's commit has returned, and ends when another connection, which looks every
-millisecond, sees the result. Graphs are compared with one refresh of one stream table that is asked for.
+millisecond, sees the result. Graphs are compared with one refresh of one stream table on request.
 
 The limit is a client that waits for the same notification and runs one MERGE of the change rows, written by
 hand for this one query: no catalog, no frontier, no plan, no history. It has a table of its own and takes
-turns with the service, so that whatever else the machine does hits both alike.
+turns with the service, so that other work on the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ REPETITIONS = 10
 SAMPLES = 200
 ROWS, KINDS = 1_000, 50
 PAUSE = 0.3
-"""Between two changes: longer than the schedules below, so that no time is spent waiting for these."""
+"""The pause between two changes: longer than the schedules below, so that no time is spent waiting for them.
+"""
 SCHEDULES = ("100ms", "110ms")
-"""Links of a chain that have the same schedule are refreshed in one transaction; by turns, each by itself."""
+"""Links of a chain with the same schedule are refreshed in one transaction; with alternating ones, each by
+itself."""
 LOOKING_SECONDS = 0.001
 SERVED, BY_HAND = "the service", "by hand"
 TOTALS = "SELECT kind, count(*) AS n, sum(amount) AS total FROM {table} GROUP BY kind"
@@ -48,13 +50,13 @@ TOTALS = "SELECT kind, count(*) AS n, sum(amount) AS total FROM {table} GROUP BY
 
 @dataclass(frozen=True)
 class Graph:
-    """Stream tables over one table, each with its query and schedule, those first that others read."""
+    """Stream tables over one table, each with its query and schedule, in the order in which they are read."""
 
     name: str
     source: str
     stream_tables: list[tuple[str, str, str]]
     leaves: list[str]
-    transactions: int  # in which they are refreshed
+    transactions: int  # how many they are refreshed in
     depth: int
 
 
@@ -87,11 +89,11 @@ class Latency:
 class Latencies:
     graphs: list[GraphCost] = field(default_factory=list)
     visible: list[Latency] = field(default_factory=list)
-    equal: bool = True  # all stream tables held what their queries give, in the end
+    equal: bool = True  # all stream tables equalled their queries in the end
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent of all do not exceed.
+    """Return the smallest value that so many percent of all do not exceed.
 
     >>> percentile([3, 1, 2, 4], 50), percentile([3, 1, 2, 4], 99)
     (2, 4)
@@ -100,7 +102,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def graphs(depths: Sequence[int], layers: int, width: int) -> list[Graph]:
-    """The graphs that are measured."""
+    """Return the graphs that are measured."""
     found = list[Graph]()
     for depth in sorted(set(depths)):
         found.append(_chain(depth, 1, f"chain of {depth}"))
@@ -157,7 +159,7 @@ def measure(
     samples: int = SAMPLES,
     progress: Progress = lambda _: None,
 ) -> Latencies:
-    """The figures; without repetitions none of graphs, without samples none of the limit."""
+    """Return the figures; without repetitions none of graphs, without samples none of the limit."""
     shapes = graphs(depths, layers, width) if repetitions else []
     with Headwater(dsn) as hw:
         hw.connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
@@ -168,9 +170,9 @@ def measure(
         hw.create(f"{SCHEMA}.bare", f"SELECT id, kind, amount + 1 AS amount FROM {SCHEMA}.bare_source")
         for name in ("fast", "hand"):
             _make_source(hw.connection, f"{name}_source")
-            schedule = "10ms" if name == "fast" else None  # who captures a table for it, leaves it alone
+            schedule = "10ms" if name == "fast" else None  # only captured: the service leaves it alone
             hw.create(f"{SCHEMA}.{name}", TOTALS.format(table=f"{SCHEMA}.{name}_source"), schedule=schedule)
-        hw.connection.execute("ANALYZE")  # which autovacuum does within a minute
+        hw.connection.execute("ANALYZE")  # as autovacuum does within a minute
         with Service(dsn, SETTINGS), bystander(dsn) as writer, bystander(dsn) as reader:
             time.sleep(2 * PAUSE)
             costs = _graphs(hw, shapes, writer, reader, repetitions, progress) if shapes else []
@@ -268,7 +270,7 @@ def _visible(
 
 
 def _prepare_hand(connection: Connection) -> None:
-    """The table that is kept by hand, as it is now."""
+    """Create the table that is maintained by hand, with its current rows."""
     table = f"{SCHEMA}.by_hand"
     connection.execute(
         statement(f"CREATE TABLE {table} (kind int PRIMARY KEY, n bigint NOT NULL, total numeric NOT NULL)")
@@ -280,7 +282,7 @@ def _prepare_hand(connection: Connection) -> None:
 
 @contextmanager
 def _hand(dsn: str) -> Iterator[Event]:
-    """The client in a process of its own; it works while the event is set."""
+    """Run the client in a process of its own; it works while the event is set."""
     context = get_context("spawn")
     turn, ready, over = context.Event(), context.Event(), context.Event()
     process = context.Process(target=_work_by_hand, args=(dsn, turn, ready, over), daemon=True)
@@ -303,7 +305,7 @@ def _work_by_hand(dsn: str, turn: Event, ready: Event, over: Event) -> None:
             " WHERE relation = %s::regclass",
             (f"{SCHEMA}.hand_source",),
         )[0]
-        # Grouped as the query is; what is captured of a column is named after its number.
+        # Grouped like the query; a captured column is named after its number.
         merge = statement(
             f"MERGE INTO {SCHEMA}.by_hand AS t USING (SELECT c2 AS kind, sum(w) AS n, sum(w * c3) AS total"
             f" FROM {changes} GROUP BY c2) AS d ON t.kind = d.kind"
@@ -315,7 +317,7 @@ def _work_by_hand(dsn: str, turn: Event, ready: Event, over: Event) -> None:
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(marks.CHANNEL)))
         ready.set()
         while not over.is_set():
-            # All of it first: the connection is not free for anything else meanwhile.
+            # All of them first: the connection cannot do anything else meanwhile.
             heard = list(connection.notifies(timeout=0.2, stop_after=1))
             if heard and turn.is_set():
                 with connection.pipeline(), connection.transaction():
@@ -338,7 +340,7 @@ def _insert(connection: Connection, name: str, number: int, kind: int = 0) -> No
 
 
 def _look(connection: Connection, question: str) -> None:
-    """Until the answer is yes."""
+    """Look until the answer is yes."""
     deadline = time.monotonic() + PATIENCE
     while not one(connection, statement(question))[0]:
         if time.monotonic() > deadline:

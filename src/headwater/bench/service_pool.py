@@ -1,7 +1,7 @@
-"""Pools of several sizes at work: all sources change at once, again and again, and the queue is worked off.
+"""Pools of several sizes at work: all sources change at once, repeatedly, and the queue is worked off.
 
 Workers are threads of the scheduler, or external ones, each a process. Once a second the queue is read as
-operators read it, from `headwater.scheduler`; how busy the workers were comes from the times of their jobs.
+operators read it, from `headwater.scheduler`; the times of the jobs show how busy the workers were.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class Second:
     """One second of a run."""
 
     second: int
-    queued: int  # that are due and wait for a worker, at its end
+    queued: int  # refreshes that are due and wait for a worker, at its end
     utilisation: float  # of all workers, 0 to 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRun:
-    """So many workers, of one kind."""
+    """This many workers, of one kind."""
 
     kind: Kind
     workers: int
     stream_tables: int
     burst_seconds: float  # from the commit until all are refreshed, the median
     refreshes_per_second: float
-    against_fewest: float  # refreshes a second, times those of the fewest workers of this kind
-    cores: float  # that service and server used meanwhile, of those that there are
+    against_fewest: float  # refreshes a second, relative to the fewest workers of this kind
+    cores: float  # how many cores service and server used meanwhile
     seconds: list[Second]
 
 
@@ -64,7 +64,7 @@ class PoolRuns:
 
 
 def utilisation(jobs: Sequence[tuple[float, float]], workers: int, second: int) -> float:
-    """The share of all workers' time in one second that jobs took, by their beginnings and ends.
+    """Return the share of all workers' time in one second that jobs took, by their starts and ends.
 
     >>> utilisation([(0.5, 2.0), (0.0, 1.0)], 2, 0)
     0.75
@@ -82,7 +82,7 @@ def measure(
     bursts: int = BURSTS,
     progress: Progress = lambda _: None,
 ) -> PoolRuns:
-    """The figures; the stream tables stay."""
+    """Return the figures; the stream tables stay."""
     service_scale.prepare(dsn, stream_tables, progress)
     runs = list[PoolRun]()
     with bystander(dsn) as writer:
@@ -156,7 +156,7 @@ class _Watch:
         self._connection.close()
 
     def begin(self) -> datetime:
-        """When that was, by the server's clock."""
+        """Return when the second began, by the server's clock."""
         now: datetime = one(self._connection, "SELECT clock_timestamp()")[0]
         self._thread.start()
         return now

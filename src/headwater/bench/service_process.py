@@ -1,4 +1,4 @@
-"""The service as people run it, as a process under measurement: what it uses, and the server for it."""
+"""The service as people run it, as a measured process: what it uses, and what the server uses for it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ WHERE ticked_at > %s AND changed = 0 AND queued_jobs = 0 AND active_workers = 0
 
 @dataclass(frozen=True)
 class Used:
-    """Processor time since some beginning, in milliseconds; the difference of two is what a while took."""
+    """Processor time in milliseconds; the difference of two values is the time of a period."""
 
-    loop_ms: float  # the scheduler's own thread: what ticks take
+    loop_ms: float  # the scheduler's own thread, for its ticks
     hands_ms: float  # threads and external workers that refresh, and the launcher
     server_ms: float | None  # processes of the server for these; None if it is on another machine
     ticks: int
@@ -56,25 +56,25 @@ class Used:
 
 
 def cpu_ms(process: psutil.Process, thread: int | None = None) -> float:
-    """The processor time of a process, or of one of its threads, by the finest clock there is for it."""
+    """Return the processor time of a process or of one of its threads, by the finest available clock."""
     tasks = Path(f"/proc/{process.pid}/task")
     chosen = [tasks / str(thread)] if thread is not None else list(tasks.glob("*"))
     try:
         return sum(int((task / "schedstat").read_text().split()[0]) for task in chosen) / 1e6
-    except (OSError, ValueError):  # not every system tells it; this one goes in steps of a hundredth second
+    except (OSError, ValueError):  # not every system has it; the other goes in steps of 10 ms
         threads = [each for each in process.threads() if thread in (None, each.id)]
         return sum(each.user_time + each.system_time for each in threads) * 1000
 
 
 def bystander(dsn: str) -> Connection:
-    """A connection of the measurement itself, which does not count as one of the service."""
+    """Return a connection of the measurement itself, which does not count as the service's."""
     connection = connect(dsn)
     connection.execute("SELECT set_config('application_name', 'bench', false)")
     return connection
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = LOOKING_SECONDS) -> None:
-    """Until a condition holds, looked at once in so many seconds."""
+    """Wait until a condition holds, checking it once in so many seconds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
@@ -84,7 +84,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = LOOKING_
 
 @dataclass
 class Service:
-    """`headwater serve` of one database, and external workers if wanted, until it is left."""
+    """`headwater serve` of one database, with external workers if wanted, while the block runs."""
 
     dsn: str
     settings: Mapping[str, str]
@@ -125,12 +125,12 @@ class Service:
         self._log.unlink(missing_ok=True)
 
     def wait_until_quiet(self) -> None:
-        """Until everything that changed is refreshed, and the service has said so."""
+        """Wait until everything that changed is refreshed, and the service has said so."""
         now = one(self._connection, "SELECT clock_timestamp()")[0]
         wait_for(lambda: self._alive() and bool(one(self._connection, QUIET, (now,))[0]), "it is never done")
 
     def used(self) -> Used:
-        """What it has used until now."""
+        """Return what it has used until now."""
         loop = hands = 0.0
         [serve, *workers] = [psutil.Process(program.process.pid) for program in self._started]
         for process in [serve, *serve.children(recursive=True), *workers]:
@@ -164,7 +164,7 @@ class Service:
             self._started.append(Attached(program, environment, log))
 
     def _alive(self) -> bool:
-        """True, or an error that says what it said last."""
+        """Return True, or raise an error with the end of its log."""
         for program in self._started:
             if program.code is not None:
                 detail = self._log.read_text(errors="replace")[-2000:]

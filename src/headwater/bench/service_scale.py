@@ -1,7 +1,7 @@
-"""Thousands of stream tables in one database, of whose sources few change: what ticks take, and what rest is.
+"""Thousands of stream tables in one database, few of whose sources change: the cost of ticks, and of rest.
 
-Each stream table has a source of its own, which is the most that there can be to look at. A round changes one
-row of some sources and lasts until all their stream tables are refreshed. Then everything is compared.
+Each stream table has a source of its own, so there is as much to look at as possible. A round changes one row
+of some sources and lasts until all their stream tables are refreshed. Then everything is compared.
 
 Creating thousands takes minutes, by the same `create` that users have, in several processes at once.
 """
@@ -25,11 +25,12 @@ from headwater.db.scratch import statement
 SCHEMA = "headwater_bench"
 SIZES = (1_000, 5_000)
 PERCENTS = (0.2, 1.0, 5.0)
-"""Of the sources: with 1,000 and 5,000 some numbers that change are the same, and can be compared."""
+"""Shares of the sources: with 1,000 and 5,000 some absolute numbers are the same, and can be compared."""
 SECONDS = 30.0
 REPETITIONS = 3
 CREATORS = 4
-"""Processes; more of them would wait for each other, for dependencies are recorded one after the other."""
+"""Processes; more of them would wait for each other, because dependencies are recorded one after the other.
+"""
 PORTION = 50
 """Stream tables that a process creates before it takes others."""
 COMPARED = 100
@@ -42,27 +43,27 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleCost:
-    """So many stream tables, of whose sources so many changed; times are processor time."""
+    """This many stream tables, of which so many sources changed; times are processor time."""
 
     stream_tables: int
     changed: int  # in each round; 0 for rest
-    seconds: float  # of the clock, that a round lasted, or the rest
+    seconds: float  # elapsed time of a round, or of the rest
     ticks: float
     tick_ms: float  # of the scheduler's thread, for one tick
     loop_ms: float  # of the scheduler's thread, for all ticks of a round
     hands_ms: float  # of those that refresh, in the same process
     server_ms: float | None  # of the server's processes for both
     loop_ms_per_change: float | None
-    against_fewest: float | None  # loop_ms, times that of the fewest stream tables with as many changed
-    core_share: float  # of one core, that the service used
-    server_share: float | None  # of one core, that the server used for it
+    against_fewest: float | None  # loop_ms, relative to the fewest stream tables with as many changed
+    core_share: float  # share of one core that the service used
+    server_share: float | None  # share of one core that the server used for it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Creation:
-    """What it took to make stream tables beside others."""
+    """The cost of creating stream tables beside others."""
 
-    stream_tables: int  # that there were in the end
+    stream_tables: int  # how many there were in the end
     created: int
     seconds: float
     processes: int
@@ -72,7 +73,7 @@ class Creation:
 class ScaleCosts:
     creations: list[Creation]
     rounds: list[ScaleCost]
-    equal: int  # stream tables that hold what their query gives, in the end
+    equal: int  # stream tables that equal their query in the end
     different: int
 
 
@@ -85,7 +86,7 @@ def measure(
     repetitions: int = REPETITIONS,
     progress: Progress = lambda _: None,
 ) -> ScaleCosts:
-    """The figures, from few stream tables to many; the stream tables stay."""
+    """Return the figures, from few stream tables to many; the stream tables stay."""
     creations, rounds = [], list[ScaleCost]()
     with bystander(dsn) as writer:
         for size in sorted(set(sizes)):
@@ -102,7 +103,7 @@ def measure(
 
 
 def prepare(dsn: str, size: int, progress: Progress) -> Creation:
-    """Makes the stream tables that are missing."""
+    """Make the stream tables that are missing."""
     began = time.monotonic()
     with bystander(dsn) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
@@ -117,14 +118,14 @@ def prepare(dsn: str, size: int, progress: Progress) -> Creation:
             done += job.result()
             progress(f"{size:,} stream tables: {len(there) + done:,} created")
     with bystander(dsn) as connection:
-        connection.execute("ANALYZE")  # which autovacuum does within a minute
+        connection.execute("ANALYZE")  # as autovacuum does within a minute
     return Creation(
         stream_tables=size, created=done, seconds=time.monotonic() - began, processes=processes if done else 0
     )
 
 
 def compare(connection: Connection, size: int) -> int:
-    """How many of the stream tables hold what their query gives."""
+    """Return how many of the stream tables equal their query."""
     equal = 0
     for portion in portions(range(size), COMPARED):
         parts = " UNION ALL ".join(map(_comparison, portion))
@@ -133,14 +134,14 @@ def compare(connection: Connection, size: int) -> int:
 
 
 def change(connection: Connection, numbers: Sequence[int]) -> None:
-    """Changes one row of each of these sources."""
+    """Change one row of each of these sources."""
     for number in numbers:
         text = f"UPDATE {SCHEMA}.source_{number} SET amount = amount + 1 WHERE id = 1"
         connection.execute(statement(text), prepare=False)
 
 
 def wait_until_refreshed(connection: Connection, refresh: int, count: int) -> None:
-    """Until so many stream tables were refreshed after that refresh."""
+    """Wait until this many stream tables were refreshed after that refresh."""
     found = (
         "SELECT count(DISTINCT stream_table_id) >= %s FROM headwater.refresh"
         " WHERE id > %s AND status = 'completed'"
@@ -229,7 +230,7 @@ def _source(number: int) -> str:
 
 
 def _create(dsn: str, numbers: Sequence[int]) -> int:
-    """In a process of its own."""
+    """Create some of them, in a process of its own."""
     with Headwater(dsn) as hw:
         for number in numbers:
             name, query = f"{SCHEMA}.stream_table_{number}", QUERY.format(schema=SCHEMA, number=number)

@@ -1,8 +1,8 @@
 """What starting the program costs, in CPU time, against importing what it cannot do without.
 
-A start at the prompt, in a script or in a health check is short, so the time on the clock says more about the
-machine than about the program. CPU time of user and system, averaged over many starts, is steadier. The
-baselines take their turns with the others, so that all of them meet the machine in the same state.
+A start at the prompt, in a script or in a health check is short, so elapsed time says more about the machine
+than about the program. CPU time of user and system, averaged over many starts, is steadier. The baselines
+take turns with the others, so that all of them find the machine in the same state.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ STARTS = {
     ("status",): DRIVER,
     ("history",): DRIVER,
 }
-"""What is measured, against which baseline."""
+"""What is measured, and against which baseline."""
 
 
 @dataclass(frozen=True)
 class StartCost:
-    """What one way of starting the program costs."""
+    """The cost of one way of starting the program."""
 
     arguments: str
     cpu_ms: float
@@ -50,7 +50,7 @@ class StartCost:
 
 
 def measure(hw: Headwater, dsn: str, *, repetitions: int, progress: Callable[[str], None]) -> list[StartCost]:
-    """Starts each so many times, by turns, in a database with one stream table."""
+    """Start each this many times, in turns, in a database with one stream table."""
     connection = hw.connection
     drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA))
     connection.execute(drop)
@@ -89,7 +89,7 @@ def _measured(dsn: str, repetitions: int, progress: Callable[[str], None]) -> li
 
 
 def _cpu_ms(command: list[str], environment: dict[str, str]) -> float:
-    """Runs a process; the CPU time that it took."""
+    """Run a process; return its CPU time."""
     before = _children()
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
@@ -98,6 +98,6 @@ def _cpu_ms(command: list[str], environment: dict[str, str]) -> float:
 
 
 def _children() -> float:
-    """CPU seconds of all processes that this one has started and seen end."""
+    """Return the CPU seconds of all processes that this one has started and seen end."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,13 +1,13 @@
 """What a refresh of each query of TPC-H costs after changes of several sizes, against recomputing.
 
 Each query is a stream table, another one in mode full, and a materialized view over the same tables. After
-each change all tables are read once, so that nobody who is measured pays for being the first. Then the stream
-table is refreshed and compared with its query, and the other two take the same change in. A time includes the
-commit; it is the median of the repetitions.
+each change all tables are read once, so that none of the measured operations pays for being the first reader.
+Then the stream table is refreshed and compared with its query, and the other two get the same change. A time
+includes the commit; it is the median of the repetitions.
 
-First all stream tables are refreshed, then what they are compared with: between refreshes nobody recomputes.
-Each query has a session of its own: a commit empties every temporary table of its session, those of the other
-queries too.
+First all stream tables are refreshed, then what they are compared with: between refreshes nothing is
+recomputed. Each query has a session of its own: a commit empties every temporary table of its session, also
+those of the other queries.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class QueryCost:
     """One query after changes of one size."""
 
     query: int
-    percent: float  # of the rows, that changed
+    percent: float  # share of the rows that changed
     mode: str
     action: Action
     reason: str
     refresh_ms: float
     full_ms: float
     view_ms: float  # REFRESH MATERIALIZED VIEW
-    against_full: float  # times faster than the full refresh
-    against_view: float  # times faster than REFRESH MATERIALIZED VIEW
+    against_full: float  # how many times faster than the full refresh
+    against_view: float  # how many times faster than REFRESH MATERIALIZED VIEW
     equal: bool  # to its query, after each refresh
 
 
@@ -83,7 +83,7 @@ def measure(
     indexes: bool = True,
     progress: Progress = lambda _: None,
 ) -> list[QueryCost]:
-    """The figures, by query and by the size of the change."""
+    """Return the figures, by query and by the size of the change."""
     wanted = {number: text for number, text in queries(scale).items() if not numbers or number in numbers}
     with ExitStack() as stack:
         hw = stack.enter_context(connect())
@@ -104,7 +104,7 @@ def measure(
 
 
 def means(found: Sequence[QueryCost]) -> list[Means]:
-    """Over all queries that a change concerned, and over those of them that were not recomputed."""
+    """Return means over all queries that a change affected, and over those of them not recomputed."""
     made = []
     for percent in sorted({item.percent for item in found}):
         concerned = [item for item in found if item.percent == percent and item.action != "nothing"]
@@ -165,7 +165,7 @@ def _round(handles: Mapping[int, Headwater]) -> dict[int, _Round]:
 
 
 def _cost(query: int, percent: float, rounds: Sequence[_Round]) -> QueryCost:
-    # A small change may leave a query's tables alone: that costs nothing, and says nothing.
+    # A small change may not touch a query's tables: that costs nothing, and says nothing.
     concerned = [each for each in rounds if each.outcome.action != "nothing"] or rounds
     refresh, full, view = (
         statistics.median(getattr(each, name) for each in concerned)
@@ -188,7 +188,7 @@ def _cost(query: int, percent: float, rounds: Sequence[_Round]) -> QueryCost:
 
 
 def _took(action: Callable[[Argument], Result], argument: Argument) -> tuple[float, Result]:
-    """The milliseconds that something took, and what it gave."""
+    """Return the milliseconds that a call took, and its result."""
     begun = time.perf_counter()
     result = action(argument)
     return round((time.perf_counter() - begun) * 1000, 3), result

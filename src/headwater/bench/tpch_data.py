@@ -2,8 +2,8 @@
 
 A value is a hash of the row's key, the column's name and a seed: the same seed gives the same rows. They are
 distributed as in the standard, with exceptions that let every query find rows at tiny scales too: there are
-at least a hundred suppliers, each nation has one, and a constant number of parts and orders are what the
-queries with the rarest conditions ask for.
+at least a hundred suppliers, each nation has one, and a constant number of parts and orders satisfy the
+rarest conditions of the queries.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from headwater.db.scratch import statement
 SCHEMA = "headwater_tpch"
 SEED = 1
 LINES = 4
-"""Of an order, on the average."""
+"""Lines of an order, on average."""
 
 TURNOVER = 1 / 4
-"""The share of a change that are new rows, and as much for deleted ones; the others are updated."""
+"""The share of new rows in a change, and of deleted ones; the others are updated."""
 
 _TABLES = """
 CREATE TABLE region (r_regionkey integer, r_name text, r_comment text);
@@ -262,7 +262,7 @@ SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM customer), (SELECT c
 
 
 def _chosen(what: str, most: str) -> str:
-    """Keys by chance, from 1 to the largest one."""
+    """Return random keys, from 1 to the largest one."""
     return (
         f"(SELECT DISTINCT 1 + draw(number, '{what}', {{seed}}, {{{most}}}) AS key"
         " FROM generate_series(1, {rows}) AS number) AS chosen"
@@ -333,7 +333,7 @@ WHERE ps_partkey = chosen.key AND ps_suppkey = offered(chosen.key, 3, {{supplier
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many rows the tables have; a part has four partsupps, an order four lineitems on the average."""
+    """The sizes of the tables; a part has four partsupps, an order four lineitems on average."""
 
     suppliers: int
     parts: int
@@ -342,7 +342,7 @@ class Sizes:
 
 
 def sizes(scale: float) -> Sizes:
-    """The standard's sizes at a scale.
+    """Return the standard's sizes at a scale.
 
     >>> sizes(0.001)
     Sizes(suppliers=100, parts=200, customers=150, orders=1500)
@@ -356,7 +356,7 @@ def sizes(scale: float) -> Sizes:
 
 
 def load(connection: Connection, scale: float, *, seed: int = SEED, indexes: bool = True) -> None:
-    """Makes the tables anew; `indexes` are those on foreign keys, which the standard leaves to the user."""
+    """Recreate the tables; `indexes` are those on foreign keys, which the standard leaves to the user."""
     clear(connection)
     connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(SCHEMA)))
     size = sizes(scale)
@@ -384,22 +384,22 @@ def load(connection: Connection, scale: float, *, seed: int = SEED, indexes: boo
 
 
 def clear(connection: Connection) -> None:
-    """Removes the tables, if they are there."""
+    """Remove the tables, if they exist."""
     connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA)))
 
 
 def read_once(connection: Connection) -> None:
-    """Reads all rows: who is the first to meet rows that were written has to note that they are committed."""
+    """Read all rows, so that their hint bits are set: the first reader after a write does that."""
     with _inside(connection):
         for table in ("supplier", "part", "partsupp", "customer", "orders", "lineitem"):
             connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table)))
 
 
 def change(connection: Connection, fraction: float, seed: int) -> None:
-    """Touches about a fraction of the rows of each table but nation and region, in several transactions.
+    """Touch about a fraction of the rows of each table but nation and region, in several transactions.
 
-    Orders come and go with their lineitems, parts come with their partsupps, customers come, and
-    go if they never order. The same seed makes the same change to the same rows.
+    Orders are added and deleted with their lineitems, parts are added with their partsupps, customers are
+    added, and deleted if they never order. The same seed makes the same change to the same rows.
     """
     with _inside(connection):
         size = Sizes(*one(connection, _LARGEST_KEYS))
@@ -407,14 +407,14 @@ def change(connection: Connection, fraction: float, seed: int) -> None:
     chance = random.Random(seed)
 
     def share(count: float) -> int:
-        # Up or down by chance: a small change of a small table is none at most times.
+        # Rounded up or down at random: a small change of a small table is mostly none.
         return math.floor(count * fraction + chance.random())
 
     turnover = max(1, share(orders * TURNOVER))
     updates = max(1, share(orders * LINES * (1 - 2 * TURNOVER)))
     came, new_parts = share(customers * TURNOVER), share(parts * TURNOVER)
     with _inside(connection):
-        # A line that is chosen is there in four of seven cases.
+        # A chosen line exists in four of seven cases.
         _run(connection, _UPDATE_LINEITEMS, size, seed, rows=updates * 7 // 4 + 1)
         _run(connection, _UPDATE_ORDERS, size, seed, rows=share(orders / 2))
     with _inside(connection):
@@ -438,7 +438,7 @@ def change(connection: Connection, fraction: float, seed: int) -> None:
 
 @contextmanager
 def _inside(connection: Connection) -> Iterator[None]:
-    """A transaction that finds the tables and functions by their bare names."""
+    """Run a transaction that finds the tables and functions by their bare names."""
     with transaction(connection):
         connection.execute(sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(SCHEMA)))
         yield

@@ -7,11 +7,11 @@ The view of query 15 is a WITH query.
 from __future__ import annotations
 
 TINY = 0.01
-"""Below this scale, query 11 asks for the share of a part's value that it would ask for here."""
+"""Below this scale, query 11 asks for the share of a part's value that it would ask for at this one."""
 
 
 def queries(scale: float) -> dict[int, str]:
-    """Each query by its number; in query 11, a parameter follows the scale."""
+    """Return each query by its number; in query 11, a parameter follows the scale."""
     return {number: text.format(fraction=0.0001 / max(scale, TINY)) for number, text in _QUERIES.items()}
 
 

@@ -1,9 +1,9 @@
 """How many rows a second go from PostgreSQL into Spark, and back.
 
-Each way moves the same rows with the same number of connections. The baselines are what PostgreSQL's own COPY
-does without Spark, by psql, and Spark's JDBC source and sink as they are without any option. All ways take
-turns, after rounds that only warm up, and a ratio is the median of those within a round: what slows the
-machine down for a while slows all of them.
+Each way moves the same rows with the same number of connections. The baselines are PostgreSQL's own COPY
+without Spark, by psql, and Spark's JDBC source and sink without any option. All ways take turns, after rounds
+that only warm up, and a ratio is the median of those within a round: what slows the machine down for a while
+slows all of them.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Transfer:
     tasks: int
     rows: int
     rows_per_second: float
-    against_copy: float  # times as fast as bare COPY
-    against_jdbc: float | None  # times as fast as Spark's JDBC with its defaults
+    against_copy: float  # how many times as fast as bare COPY
+    against_jdbc: float | None  # how many times as fast as Spark's JDBC with its defaults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def read(
     repetitions: int = REPETITIONS,
     progress: Progress = lambda _: None,
 ) -> Transfers:
-    """Rows a second out of a table of six columns of usual types, into Spark."""
+    """Measure rows a second out of a table of six columns of usual types, into Spark."""
     from headwater.engine.spark import baseline
     from headwater.engine.spark.runtime.session import runtime
     from headwater.engine.spark.runtime.workload import bulk_work
@@ -148,7 +148,7 @@ def write(
     repetitions: int = REPETITIONS,
     progress: Progress = lambda _: None,
 ) -> Transfers:
-    """Rows a second out of Spark's memory, into an unlogged table of six columns."""
+    """Measure rows a second out of Spark's memory, into an unlogged table of six columns."""
     from headwater.engine.spark import baseline
     from headwater.engine.spark.runtime.session import runtime
     from headwater.engine.spark.runtime.workload import bulk_work
@@ -232,7 +232,7 @@ def _measured(
 
 
 def _compared(rounds: Sequence[Mapping[str, float]], rows: int, tasks: int) -> list[Transfer]:
-    """The medians of rounds of seconds.
+    """Return the medians of rounds of seconds.
 
     >>> for item in _compared([{COPY: 1.0, "ADBC": 2.0}, {COPY: 4.0, "ADBC": 8.0}], 100, 1):
     ...     print(item.way, round(item.rows_per_second), item.against_copy, item.against_jdbc)
@@ -270,7 +270,7 @@ def _columns() -> list[Column]:
 
 @contextmanager
 def _schema(connection: Connection) -> Iterator[None]:
-    """The schema of the measurements, which is gone afterwards."""
+    """Provide the schema of the measurements, and drop it afterwards."""
     drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA))
     connection.execute(drop)
     connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(SCHEMA)))
@@ -282,7 +282,7 @@ def _schema(connection: Connection) -> Iterator[None]:
 
 @contextmanager
 def _job(hw: Headwater, dsn: str) -> Iterator[jobs.Job]:
-    """A job for tasks to make their claims in, of a stream table that is there for it alone."""
+    """Provide a job in which tasks make their claims, of a stream table made for it alone."""
     hw.connection.execute(statement(f"CREATE TABLE {SCHEMA}.source (id integer)"))
     name = f"{SCHEMA}.claimant"
     made = hw.create(name, f"SELECT id FROM {SCHEMA}.source", engine="postgres")
@@ -301,7 +301,7 @@ def _directory() -> Iterator[Path]:
 
 
 def _load(connection: Connection, rows: int) -> int:
-    """Fills the table to be read; how many pages it has."""
+    """Fill the table to be read; return how many pages it has."""
     connection.execute(statement(f"CREATE TABLE {_READ_TABLE} ({_READ_SHAPE})"))
     connection.execute(
         statement(
@@ -317,7 +317,7 @@ def _load(connection: Connection, rows: int) -> int:
 
 
 def _files(connection: Connection, directory: Path, count: int) -> list[Path]:
-    """What is in the table that was written, as files for COPY."""
+    """Return the contents of the written table, as files for COPY."""
     found = []
     for number in range(count):
         path = directory / f"{count}-{number}"
@@ -330,10 +330,10 @@ def _files(connection: Connection, directory: Path, count: int) -> list[Path]:
 
 
 def _psql(dsn: str, commands: Sequence[str]) -> None:
-    """Runs commands at the same time, each in a psql of its own that throws away what it gets."""
+    """Run commands at the same time, each in a psql of its own that discards its output."""
     program = _find_psql()
     parts = conninfo_to_dict(dsn)
-    # Not among the arguments, which everybody on the machine sees.
+    # Not among the arguments, which everybody on the machine can see.
     password = parts.pop("password", None)
     environment = {**os.environ, **({"PGPASSWORD": str(password)} if password else {})}
     address = make_conninfo("", **parts)

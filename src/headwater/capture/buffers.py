@@ -1,9 +1,9 @@
-"""The change tables between capture and refresh: what is pending, and what can go.
+"""The change tables between capture and refresh: what is pending, and what can be deleted.
 
-A refresh consumes the change rows whose transaction is visible in its own snapshot and not in the frontier
-of its stream table. Its transaction is REPEATABLE READ, so the first half is the server's own visibility; the
-second is the predicate below. A transaction that was open while others committed is therefore consumed by
-the first refresh after its commit, and by no other.
+A refresh consumes the change rows whose transaction is visible in its own snapshot and not in the frontier of
+its stream table. Its transaction is REPEATABLE READ, so the first half is the server's own visibility; the
+second is the predicate below. A transaction that was open while others committed is therefore consumed by the
+first refresh after its commit, and by no other.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from headwater.plan.quoting import identifier, literal
 CHANGES = "headwater_changes"
 """The schema of the change tables."""
 XID_NUMBER = "(xid::text::bigint)"
-"""The transaction of a change row as a number, which the index on a change table is on."""
+"""The transaction of a change row as a number; the index on a change table is on this expression."""
 SMALLEST_ROW = 44
-"""Bytes that a change row takes at least: its pointer, its header, transaction, node and weight."""
+"""The fewest bytes that a change row takes: its pointer, its header, transaction, node and weight."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """What waits in one change table for one stream table."""
+    """The change rows in one change table that wait for one stream table."""
 
     rows: int  # counted no further than one above the limit
     truncated: bool
-    consumed: bool  # rows that were consumed already and can go once the frontier moves on
+    consumed: bool  # some rows were consumed already and can be deleted once the frontier moves on
     lost: str | None  # why changes could not be captured at all, if so
 
 
 def window(frontier: Frontier) -> str:
-    """The rows of a change table that lie after a frontier."""
+    """Return the condition for the rows of a change table that lie after a frontier."""
     snapshot = f"{literal(frontier.snapshot)}::pg_snapshot"
     return window_sql(not_before(frontier), snapshot, f"{literal(frontier.applied_by)}::xid8")
 
 
 def window_sql(not_before: str, snapshot: str, applied_by: str) -> str:
-    """The same for a frontier whose parts are given as SQL."""
+    """Return the same condition for a frontier whose parts are given as SQL."""
     return f"{not_before} AND NOT pg_visible_in_snapshot(xid, {snapshot}) AND xid <> {applied_by}"
 
 
 def not_before(frontier: Frontier) -> str:
-    """The rows of a change table from the oldest transaction on that a frontier has not behind it."""
+    """Return the condition for rows from the oldest transaction on that a frontier does not include."""
     xmin = frontier.snapshot.partition(":")[0]
     return not_before_sql(str(int(xmin)), f"{literal(xmin)}::xid8")
 
 
 def not_before_sql(number: str, xid: str) -> str:
-    """The same for a transaction that is given as SQL, as a number and as it is.
+    """Return the same condition for a transaction that is given as SQL, as a number and as it is.
 
     The index is on the number; that of a change table of an earlier version is on the transaction itself.
     """
@@ -69,7 +69,7 @@ def change_table_sql(name: str) -> str:
 def pending(
     connection: Connection, sources: Sequence[CatalogSource], frontier: Frontier, limit: int
 ) -> dict[int, Pending]:
-    """For each captured source, by oid, what waits for a stream table."""
+    """Return what waits for a stream table, for each captured source by oid."""
     captured = [source for source in sources if source.change_table]
     if not captured:
         return {}
@@ -87,7 +87,7 @@ def pending(
 
 
 def remove_consumed(connection: Connection, sources: Sequence[CatalogSource]) -> None:
-    """Deletes the change rows that every consumer has behind it.
+    """Delete the change rows that every consumer has consumed.
 
     A frontier protects every row that is not visible in it. A stream table that is being loaded or rebuilt
     has a provisional one from before its snapshot; one that was given up (`give_up_laggards`) has none.
@@ -108,7 +108,7 @@ def remove_consumed(connection: Connection, sources: Sequence[CatalogSource]) ->
 
 
 def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], limit: int) -> None:
-    """Marks for a rebuild the consumers that keep a change table above the limit, so that it can shrink.
+    """Mark for a rebuild the consumers that keep a change table above the limit, so that it can shrink.
 
     Skips a consumer that is being refreshed at this moment: it is about to catch up.
     """
@@ -121,7 +121,7 @@ def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], l
     for table, size in sizes:
         source = captured[table]
         if size <= limit * SMALLEST_ROW:
-            continue  # cannot hold so many rows
+            continue  # its size cannot hold so many rows
         consumers = connection.execute(query("buffers", "lock_consumers"), {"source": source.id}).fetchall()
         for stream_table_id, snapshot, applied_by in consumers:
             behind = window(Frontier(snapshot=snapshot, applied_by=applied_by))
@@ -136,7 +136,7 @@ def give_up_laggards(connection: Connection, sources: Sequence[CatalogSource], l
 
 
 def _give_up_followers(connection: Connection, source: CatalogSource, limit: int) -> None:
-    """The same for consumers outside the database, which start anew from the contents."""
+    """Give up consumers outside the database, which must start again from the contents."""
     table = change_table_sql(str(source.change_table))
     followers = connection.execute(query("consumers", "lock_followers"), {"source": source.id}).fetchall()
     for consumer, snapshot in followers:

@@ -1,7 +1,7 @@
-"""Change tables: made, given columns, and dropped.
+"""Change tables: created, given columns, and dropped.
 
-The index is a BRIN: rows come nearly in the order of their transactions, and a B-tree would take as long as
-the rows themselves. There is none for xid8, so it is on the number as a bigint.
+The index is a BRIN: rows arrive nearly in the order of their transactions, and a B-tree would take as long as
+the rows themselves. BRIN has no operator class for xid8, so the index is on the number as a bigint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def change_table(relation: int) -> str:
 
 
 def create(connection: Connection, relation: int) -> None:
-    """An empty change table without columns of the source."""
+    """Create an empty change table without columns of the source."""
     table = sql.Identifier(CHANGES, change_table(relation))
     connection.execute(
         sql.SQL(
@@ -34,7 +34,7 @@ def create(connection: Connection, relation: int) -> None:
 
 
 def create_index(connection: Connection, table: sql.Identifier) -> None:
-    """The index on a change table."""
+    """Create the index on a change table."""
     connection.execute(
         sql.SQL("CREATE INDEX ON {} USING brin ({}) WITH (autosummarize = on)").format(
             table, sql.SQL(XID_NUMBER)
@@ -43,7 +43,7 @@ def create_index(connection: Connection, table: sql.Identifier) -> None:
 
 
 def add_columns(connection: Connection, relation: int, columns: Sequence[SourceColumn]) -> None:
-    """More columns; the change rows that are there already are for consumers that do without them."""
+    """Add columns; existing change rows are for consumers that do not need them."""
     if not columns:
         return
     additions = [
@@ -62,7 +62,7 @@ def add_columns(connection: Connection, relation: int, columns: Sequence[SourceC
 
 
 def remove_columns(connection: Connection, relation: int, numbers: Sequence[int]) -> None:
-    """Columns that nobody needs go, so that the source's own can be dropped or retyped."""
+    """Remove columns that nobody needs, so that the source's own can be dropped or retyped."""
     connection.execute(
         sql.SQL("ALTER TABLE {} {}").format(
             sql.Identifier(CHANGES, change_table(relation)),
@@ -74,7 +74,7 @@ def remove_columns(connection: Connection, relation: int, numbers: Sequence[int]
 
 
 def fit_columns(connection: Connection, relation: int, columns: Sequence[SourceColumn]) -> bool:
-    """Makes the change table have these columns with these types; false if it had them."""
+    """Give the change table exactly these columns and types; return False if it had them."""
     table = sql.Identifier(CHANGES, change_table(relation))
     names = [column.change_column for column in columns]
     fitting = {

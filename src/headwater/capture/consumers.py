@@ -1,19 +1,20 @@
 """Consumers: queries outside the database that follow the changes of a stream table, each at its own pace.
 
-A consumer is a dependent like a stream table. While it is registered, the stream table writes down its
-changes in all columns, and change rows stay until the consumer has said that they are behind it.
+A consumer is a dependent like a stream table. While it is registered, the stream table records its changes in
+all columns, and change rows stay until the consumer has committed them.
 
-A position is a snapshot. What lies between two of them are the change rows whose transaction is visible in
-the second and not in the first: the same rows whenever they are asked for, as long as they are kept. So a
-consumer that notes its positions before it reads, and commits them after, meets each change exactly once.
+A position is a snapshot. The change between two positions is the change rows whose transaction is visible in
+the second and not in the first. These are the same rows whenever they are read, as long as they are kept. So
+a consumer that records its positions before it reads, and commits them afterwards, sees each change exactly
+once.
 
-- Beginning: registering locks the stream table's row, so every refresh that commits later has seen that its
-  changes are wanted. Only after that has committed does the consumer take the snapshot where it begins.
-- The contents at a position are had from the present ones less the change rows after it; that is how a
-  consumer that begins with the contents can ask for them again, and get the same.
-- Starting anew under the same name begins a new epoch. Positions of the old one are refused from then on.
-- A consumer that lags more than max_buffer_rows behind is given up: its change rows go, and what it asks
-  for next fails.
+- Start: registering locks the stream table's row, so every refresh that commits later knows that its changes
+  are wanted. Only after that has committed does the consumer take the snapshot where it begins.
+- The contents at a position are the current ones minus the change rows after it. So a consumer that begins
+  with the contents can read them again, and get the same.
+- A new start under the same name begins a new epoch. Positions of the old one are refused from then on.
+- A consumer that lags more than max_buffer_rows behind is given up: its change rows are deleted, and its next
+  read fails.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from headwater.plan.values import WEIGHT, Column, consolidated_sql
 
 Start = Literal["now", "snapshot"]
 BEFORE_ALL = ""
-"""The position from which the contents themselves are a change."""
+"""The position before the contents: from here the contents themselves are a change."""
 NOBODY = "0"
-"""Stands for the transaction that stored a position: no change row is a consumer's own."""
+"""Stands in for the transaction that stored a position: no change row is a consumer's own."""
 
 
 @dataclass(frozen=True)
 class Consumer:
-    """A consumer as the catalog has it."""
+    """A consumer as it is in the catalog."""
 
     id: int
     name: str
@@ -67,7 +68,7 @@ class Consumer:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a consumer is, in one epoch of it."""
+    """How far a consumer has read, in one of its epochs."""
 
     consumer: str
     epoch: int
@@ -83,7 +84,7 @@ def find(connection: Connection, name: str) -> Consumer | None:
 
 
 def begin(connection: Connection, stream_table: StreamTable, name: str, start: Start) -> Position:
-    """Where a consumer begins; registers it, or starts it anew if it has gone on from there."""
+    """Return where a consumer begins; register it, or restart it if it has moved on from there."""
     found = find(connection, name)
     if found is not None and found.stream_table_id != stream_table.id:
         raise AlreadyExists(
@@ -134,7 +135,7 @@ def _source(connection: Connection, stream_table: StreamTable) -> Source:
 
 
 def latest(connection: Connection, position: Position, limit: str | None = None) -> Position:
-    """The present position, or a given limit, if there are changes up to there; else the same one."""
+    """Return the current position, or a given limit, if there are changes up to there; else the same one."""
     consumer = _lively(connection, position)
     snapshot = limit if limit is not None else one(connection, "SELECT pg_current_snapshot()::text")[0]
     if position.snapshot != BEFORE_ALL:
@@ -146,7 +147,7 @@ def latest(connection: Connection, position: Position, limit: str | None = None)
 
 
 def check(connection: Connection, since: Position, until: Position) -> None:
-    """Raises unless the changes between two positions are kept."""
+    """Raise unless the changes between two positions are kept."""
     _lively(connection, until)
     kept = one(connection, query("consumers", "kept"), _protected(since, until))[0]
     if since.epoch != until.epoch or not kept:
@@ -154,13 +155,13 @@ def check(connection: Connection, since: Position, until: Position) -> None:
 
 
 def _protected(since: Position, until: Position) -> dict[str, object]:
-    """What must still be kept for the changes between two positions."""
+    """Return the snapshot from which changes must still be kept to read those between two positions."""
     snapshot = until.snapshot if since.snapshot == BEFORE_ALL else since.snapshot
     return {"name": until.consumer, "epoch": until.epoch, "snapshot": snapshot}
 
 
 def commit(connection: Connection, position: Position) -> None:
-    """Everything up to a position is behind a consumer; change rows that nobody needs go."""
+    """Record that a consumer has processed everything up to a position; delete change rows nobody needs."""
     with transaction(connection):
         row = connection.execute(query("consumers", "commit"), _protected(position, position)).fetchone()
         if row is not None:
@@ -168,7 +169,7 @@ def commit(connection: Connection, position: Position) -> None:
             assert consumer is not None
             buffers.remove_consumed(connection, followed(connection, [consumer.stream_table_id]))
             return
-    _lively(connection, position)  # else it was committed before
+    _lively(connection, position)  # otherwise it was committed before
 
 
 def seen(connection: Connection, name: str) -> None:
@@ -176,12 +177,12 @@ def seen(connection: Connection, name: str) -> None:
 
 
 def drop(connection: Connection, name: str) -> bool:
-    """Forgets a consumer, and ends the capture of what nobody else needs; false if there is none."""
+    """Remove a consumer, and end capture that nobody else needs; return False if there is none."""
     limits = Settings()
 
     def forget() -> bool:
         with transaction(connection):
-            # What is captured no longer may be a table that others write to.
+            # A table that is no longer captured may be one that others write to.
             connection.execute(
                 "SELECT set_config('lock_timeout', %s, true)", (f"{limits.lock_timeout_ms}ms",)
             )
@@ -195,12 +196,12 @@ def drop(connection: Connection, name: str) -> bool:
 
 
 def names(connection: Connection, stream_table_ids: list[int]) -> list[str]:
-    """The consumers of stream tables."""
+    """Return the names of the consumers of stream tables."""
     return [row[0] for row in connection.execute(query("consumers", "names"), {"ids": stream_table_ids})]
 
 
 def followed(connection: Connection, stream_table_ids: list[int]) -> list[CatalogSource]:
-    """Those of these stream tables that have consumers, as sources."""
+    """Return those of these stream tables that have consumers, as sources."""
     return [
         CatalogSource(
             id=row[0],
@@ -216,7 +217,7 @@ def followed(connection: Connection, stream_table_ids: list[int]) -> list[Catalo
 
 
 def changes_sql(connection: Connection, since: Position, until: Position) -> str:
-    """The consolidated change between two positions: the stream table's columns and the weight."""
+    """Return SQL for the consolidated change between two positions: the columns and the weight."""
     consumer = _lively(connection, until)
     source = _source(connection, catalog.stream_table(connection, consumer.stream_table_id))
     columns = [column for column in source.columns if column.attnum in consumer.columns]
@@ -238,12 +239,13 @@ def changes_sql(connection: Connection, since: Position, until: Position) -> str
 
 
 def kept_sql(since: Position, until: Position) -> str:
-    """A query for whether the changes between two positions are kept, for the transaction that reads them.
+    """Return a query that tells whether the changes between two positions are kept.
 
-    Rows go only after the consumer's row has changed: a snapshot that shows the row as it was has them all.
+    It runs in the transaction that reads them. Rows are deleted only after the consumer's row has changed: a
+    snapshot that shows the old row has them all.
     """
     values = _protected(since, until)
-    # In one go: a value may look like a placeholder.
+    # In one pass: a value may look like a placeholder.
     return re.sub(r"%\((\w+)\)s", lambda found: literal(str(values[found[1]])), query("consumers", "kept"))
 
 
@@ -257,7 +259,7 @@ def lost(name: str, reason: str = "") -> ConsumerLost:
 
 
 def _lively(connection: Connection, position: Position) -> Consumer:
-    """The consumer of a position, or the error why that position is of no use."""
+    """Return the consumer of a position; raise if the position can no longer be used."""
     consumer = find(connection, position.consumer)
     if consumer is None:
         raise _gone(position.consumer)

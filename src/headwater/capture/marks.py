@@ -1,12 +1,12 @@
-"""Marks of sources that changed: by which a scheduler looks at those, and not at everything there is.
+"""Marks of changed sources, by which a scheduler looks only at those.
 
-Whatever adds rows to a change table calls `headwater.mark_changed`, in the same transaction: a mark
-is seen when the rows are. The function is one for all, so that what it does can be replaced at once: with
-`event_driven_wake` it notifies, too. Without, it does not, for the server lets only one transaction that
-notifies commit at a time.
+Whatever adds rows to a change table calls `headwater.mark_changed` in the same transaction: a mark becomes
+visible with the rows. There is one such function for all sources, so that its behaviour can be replaced at
+once: with `event_driven_wake` it notifies, too. Without, it does not, because the server lets only one
+transaction that notifies commit at a time.
 
-A mark is never waited for or counted on. A scheduler that starts looks at every change table once, and at a
-few in each tick.
+Nothing waits for a mark or relies on it. A scheduler looks at every change table when it starts, and at a few
+in each tick.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ BEGIN
 {}END
 $$"""
 NOTIFYING = f"    PERFORM pg_catalog.pg_notify('{CHANNEL}', '');"
-"""Equal notifications of one transaction are one."""
+"""Equal notifications of one transaction are sent once."""
 LOOKED_INTO = 100
 """Change tables in one statement, which locks each of them and its index; the server has room for 64 locks
 for each connection that it allows."""
 
 
 def mark(connection: Connection, stream_table_id: int) -> None:
-    """Says that a stream table has new change rows for those that read it."""
+    """Record that a stream table has new change rows for those that read it."""
     connection.execute(query("marks", "mark_stream_table"), {"id": stream_table_id})
 
 
 def set_wake(connection: Connection, *, notify: bool) -> bool:
-    """Has marks notify, or not; False if they did so already. Takes no lock that a writer waits for."""
+    """Make marks notify, or not; return False if nothing changed. Takes no lock that a writer waits for."""
     if bool(one(connection, query("marks", "notifies"))[0]) == notify:
         return False
     connection.execute(statement(MARKING.format(f"{NOTIFYING}\n" if notify else "")))
@@ -48,12 +48,12 @@ def set_wake(connection: Connection, *, notify: bool) -> bool:
 
 
 def forget(connection: Connection) -> None:
-    """Removes all marks that are seen, where there is no scheduler to do so."""
+    """Remove all visible marks, where there is no scheduler to do so."""
     connection.execute(query("marks", "forget_unscheduled"))
 
 
 def with_changes(connection: Connection, change_tables: Sequence[tuple[int, str]]) -> set[int]:
-    """The sources among these, given with their change tables, that have change rows, consumed or not."""
+    """Return the sources, given with their change tables, that have change rows, consumed or not."""
     found = set[int]()
     for start in range(0, len(change_tables), LOOKED_INTO):
         parts = [

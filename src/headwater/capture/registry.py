@@ -1,4 +1,4 @@
-"""Which columns of which source are captured: more when a stream table needs more, none when nobody does."""
+"""Which columns of which source are captured: as many as stream tables need."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headwater.definition.relations import read_source
 from headwater.plan.operators import Source, SourceColumn
 
 LIFECYCLE_LOCK = 4_855_311_378
-"""Held by who changes what is captured."""
+"""Held by a transaction that changes what is captured."""
 
 
 def share_patience(connection: Connection, relations: Collection[int], *, more: int = 0) -> None:
-    """Shares the patience of this transaction among the locks that it is about to take.
+    """Share the patience of this transaction among the locks that it is about to take.
 
     A user who waits for the first of them looks for a deadlock after deadlock_timeout, and might be its
     victim if we were still waiting for the last.
@@ -24,10 +24,11 @@ def share_patience(connection: Connection, relations: Collection[int], *, more: 
 
 
 def capture(connection: Connection, source_id: int, source: Source, columns: Collection[str]) -> None:
-    """Makes sure that changes of these columns of a source reach its change table from now on.
+    """Make sure that changes of these columns of a source reach its change table from now on.
 
     A table is locked against writers until the transaction ends. For a stream table the lock on its catalog
-    row does the same: a refresh that began before fails, and the next one sees that its changes are wanted.
+    row has the same effect: a refresh that began before fails, and the next one sees that its changes are
+    wanted.
     """
     row = connection.execute(query("catalog", "captured_columns"), {"id": source_id}).fetchone()
     if row is not None and partitions_moved(connection, [source.relation]):
@@ -48,7 +49,7 @@ def capture(connection: Connection, source_id: int, source: Source, columns: Col
             {"id": source_id, "change_table": change_tables.change_table(source.relation)},
         )
     elif is_table:
-        triggers.install_triggers(connection, source)  # for the lock
+        triggers.install_triggers(connection, source)  # for its lock
     change_tables.add_columns(connection, source.relation, missing)
     for column in missing:
         connection.execute(
@@ -70,10 +71,10 @@ def _install_function(
 
 
 def reinstall(connection: Connection, source_id: int) -> None:
-    """Makes the capture of a source whole again after somebody dropped or disabled a part of it.
+    """Restore the capture of a source after somebody dropped or disabled a part of it.
 
-    What was written meanwhile may have left no change rows, so every consumer is marked for a rebuild; unless
-    the source only has other columns than when the function was made, which then goes the slow way.
+    Writes in between may have left no change rows, so every consumer is marked for a rebuild. The exception
+    is a source that only has other columns than when the function was made, whose writes took the slow path.
     """
     relation, label = one(connection, query("catalog", "source"), {"id": source_id})
     source = read_source(connection, relation)
@@ -86,7 +87,7 @@ def reinstall(connection: Connection, source_id: int) -> None:
     )
     reasons = []
     if partitions_moved(connection, [relation]):
-        triggers.remove_triggers(connection, relation)  # also those of what is no partition any more
+        triggers.remove_triggers(connection, relation)  # also from tables that are no longer partitions
         reasons.append(f"a partition of {label} was attached or detached")
         has_triggers = False
     elif not has_triggers:
@@ -97,7 +98,7 @@ def reinstall(connection: Connection, source_id: int) -> None:
         change_tables.create(connection, relation)
         reasons.append(f"the change table of {label} was dropped")
     if has_triggers and not has_table:
-        triggers.install_triggers(connection, source)  # for the lock
+        triggers.install_triggers(connection, source)  # for its lock
     triggers.remove_guard(connection, relation)
     if change_tables.fit_columns(connection, relation, wanted) and has_table:
         reasons.append(f"the change table of {label} had lost columns")
@@ -113,9 +114,10 @@ def reinstall(connection: Connection, source_id: int) -> None:
 
 
 def renew_function(connection: Connection, source_id: int) -> bool:
-    """Makes the capture function of a source again if another version wrote it; whether it did.
+    """Replace the capture function of a source if another version wrote it; return whether it did.
 
-    No writer notices. What is not as it was installed is left to `reinstall`, which knows what follows.
+    No writer notices. A function that was changed since it was installed is left to `reinstall`, which
+    handles the consequences.
     """
     relation, _ = one(connection, query("catalog", "source"), {"id": source_id})
     source = read_source(connection, relation)
@@ -131,12 +133,12 @@ def renew_function(connection: Connection, source_id: int) -> bool:
 
 
 def lost_reason(label: str, reason: str) -> str:
-    """Why consumers of a source are rebuilt whose changes could not be captured."""
+    """Return the reason for rebuilding consumers of a source whose changes could not be captured."""
     return f"changes of {label} could not be captured: {reason}"
 
 
 def partitions_moved(connection: Connection, relations: Collection[int]) -> str | None:
-    """The name of a captured table among these whose partitions are not those that are captured, if any."""
+    """Return the name of a captured table whose partitions are not those that are captured, if any."""
     row = connection.execute(
         query("catalog", "partitions_moved"), {"relations": sorted(relations)}
     ).fetchone()
@@ -144,7 +146,7 @@ def partitions_moved(connection: Connection, relations: Collection[int]) -> str 
 
 
 def release_superfluous(connection: Connection) -> None:
-    """Ends the capture of what no differential stream table and no consumer needs; forgets the unread."""
+    """End capture that no differential stream table or consumer needs; forget unread sources."""
     for source_id, relation, change_table, is_read, needed, superfluous in connection.execute(
         query("catalog", "superfluous_capture")
     ).fetchall():
@@ -158,7 +160,7 @@ def release_superfluous(connection: Connection) -> None:
                 if partitions_moved(connection, [relation]):
                     reinstall(connection, source_id)
                 kept = set(row[1] if row is not None else []) - set(superfluous)
-                triggers.install_triggers(connection, source)  # for the lock
+                triggers.install_triggers(connection, source)  # for its lock
                 triggers.remove_guard(connection, relation)
             change_tables.remove_columns(connection, relation, superfluous)
             if source.kind == "table":

@@ -14,9 +14,9 @@ from headwater.plan.values import WEIGHT, Column, consolidated_sql
 def changes_sql(
     source: Source, columns: Sequence[str], change_table: str, frontier: Frontier, rows: int | None = None
 ) -> str:
-    """The change rows of a source since a frontier, in the source's own columns and types.
+    """Return SQL for the change rows of a source since a frontier, in the source's own columns and types.
 
-    Their number, where it is known, tells who plans the statement how few they are.
+    If their number is known, it tells the planner how few they are.
     """
     limit = f" LIMIT {rows}" if rows is not None else ""
     return (
@@ -38,7 +38,7 @@ def staging_sql(
     condition: str | None,
     rows: int | None = None,
 ) -> str:
-    """The consolidated change of a source since a frontier, of the rows that meet a condition."""
+    """Return SQL for the consolidated change of a source since a frontier, of rows that meet a condition."""
     changes = changes_sql(source, columns, change_table, frontier, rows)
     return consolidated_changes_sql(source, columns, changes, condition)
 

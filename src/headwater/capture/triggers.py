@@ -1,44 +1,45 @@
 """Capture by statement triggers: one INSERT into the source's change table per writing statement.
 
-A change row is a weight: +1 for a row that came, -1 for one that went, both for an update, 0 for a TRUNCATE.
-The trigger function runs with the rights of its owner, so writers need no privilege on the change table.
+A change row is a weight: +1 for an added row, -1 for a removed one, both for an update, 0 for a TRUNCATE. The
+trigger function runs with the rights of its owner, so writers need no privilege on the change table.
 
 Columns are stored under their number in the catalog. The function takes those of a table by their position,
-so that a rename is nothing to it; of a partitioned table, whose partitions may have others, by their names.
+so a rename does not affect it; those of a partitioned table, whose partitions may have others, by their
+names.
 
-No failure of ours makes a user's write fail. An exception handler around the INSERT would see to that, but it
+No failure of ours makes a user's write fail. An exception handler around the INSERT would ensure that, but it
 takes a transaction number of its own for each statement, and a transaction of more than 64 of them slows down
-everybody who looks at its rows. So the function asks first whether all is as it was made for, by functions
-that look into the server's cache of the catalog and take a fraction of a microsecond each: the change table
-has its name and may be written to, no column before the last one that is captured has gone. That the captured
-columns and those of the change table are there with their types, the server itself ensures by a view of both,
-the guard: none can change while it is there. Only if the answer is no does the function go the slow way, in a
-handler: by present names; if that fails, too, it leaves the mark of a TRUNCATE; if even that fails, a row in
-headwater.lost_change. Either forces a rebuild. What it was made for is noted as the source's
-capture_signature, by which a refresh notices that it has to be made again.
+everybody who looks at its rows. So the function first checks that everything is as it was made for, by
+functions that read the server's catalog cache and take a fraction of a microsecond each: the change table has
+its name and may be written to, and no column before the last captured one was dropped. A view of both tables,
+the guard, makes the server itself ensure that the captured columns and those of the change table keep their
+types: none can change while the guard exists. Only if a check fails does the function take the slow path, in
+a handler: it inserts by current names; if that fails, too, it leaves the mark of a TRUNCATE; if even that
+fails, a row in headwater.lost_change. Either forces a rebuild. What the function was made for is stored as
+the source's capture_signature, by which a refresh notices that it has to be made again.
 
-Installing and extending replace the triggers, which waits until every transaction that writes to the source
-has ended and lets none begin: a transaction that is not visible to the first refresh after it was captured
-in full. They do so before they touch a change table that is in use, for a writer locks the two in that order.
-Removal drops the function and lets the triggers go with it, for which the table's ownership is not
-needed, as it would be for DROP TRIGGER.
+Installing and extending capture replaces the triggers. That waits until every transaction that writes to the
+source has ended and lets none begin, so a transaction that is invisible to the first refresh afterwards was
+captured in full. The triggers are replaced before a change table in use is touched, because a writer locks
+the two in that order. Removal drops the function and, with it, the triggers; unlike DROP TRIGGER, this does
+not require ownership of the table.
 
 A statement fires the triggers of the table that it names, and only these, also where it writes to partitions
 of it. So each partition of a source has them, too. Attaching and detaching a partition changes the rows of
-the source and fires nothing. Who refreshes looks whether the partitions are still those that have triggers;
-and as one may have come and gone in between, each write looks as well, and if not, leaves the mark of a
-TRUNCATE.
+the source and fires nothing. A refresh checks that the partitions are still those that have triggers. A
+partition may have been attached and detached in between, so each write checks as well, and leaves the mark of
+a TRUNCATE if they differ.
 
 A MERGE that moves a row to another partition tells the triggers nothing of it, or half of it: the server puts
 such rows into the transition tables of a DELETE and an INSERT, whose triggers do not fire if the statement
-has no such action. So a partitioned table has a fifth trigger, which fires when an update names a column
-that decides on the partition, and leaves the mark of a TRUNCATE if that was, or may have been, a MERGE.
+has no such action. So a partitioned table has a fifth trigger, which fires when an update names a column that
+decides on the partition, and leaves the mark of a TRUNCATE if that was, or may have been, a MERGE.
 
 Each statement also leaves a mark that the source changed (`capture/marks.py`), by which a scheduler finds it.
 
 After a restore from a dump, functions and change tables bear the numbers of tables of another database. A
 function that is called for a table other than its own does nothing, so that no write fails.
-`catalog/installed.py` finds that the database was restored, and nothing is refreshed until it is repaired.
+`catalog/installed.py` detects that the database was restored, and nothing is refreshed until it is repaired.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ from headwater.plan.operators import Source, SourceColumn
 
 MOVES = "headwater_capture_move"
 GUARDS = "headwater_defs"
-"""Where the views are by which the server keeps captured columns as they are."""
+"""The schema of the guards: views by which the server keeps captured columns as they are."""
 MOST_INLINE = 8_000
-"""Bytes that a change row may take at most: a little less than a page."""
+"""The most bytes that a change row may take: a little less than a page."""
 EVENTS = {
     "insert": "REFERENCING NEW TABLE AS new_rows",
     "update": "REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows",
@@ -69,7 +70,7 @@ EVENTS = {
 
 
 def install_function(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> None:
-    """(Re)creates the capture function for these columns, and their guard."""
+    """Create or replace the capture function for these columns, and their guard."""
     name = sql.Identifier(CHANGES, f"capture_{source.relation}")
     members = _members(connection, source.relation)
     guard = _install_guard(connection, source, columns)
@@ -79,12 +80,12 @@ def install_function(connection: Connection, source: Source, columns: Sequence[S
             " SET search_path = pg_catalog, pg_temp AS {}"
         ).format(name, sql.Literal(_body(connection, source, columns, members, guard)))
     )
-    if members[0].partitioned:  # by which others see what it captures
+    if members[0].partitioned:  # others see by it what it captures
         connection.execute(sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, _listed_oids(members)))
 
 
 def is_current(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> bool:
-    """Whether the capture function of a source is what this version would make for these columns."""
+    """Tell whether the capture function of a source is what this version would make for these columns."""
     guard, text = one(connection, query("catalog", "capture_function"), {"relation": source.relation})
     members = _members(connection, source.relation)
     return guard is not None and text == _body(connection, source, columns, members, guard)
@@ -97,7 +98,7 @@ def _body(
     members: Sequence[_Member],
     guard: int,
 ) -> str:
-    """The text of a capture function."""
+    """Return the text of a capture function."""
     row = one(
         connection,
         query("catalog", "capture_layout"),
@@ -117,7 +118,7 @@ def _listed_oids(members: Sequence[_Member]) -> sql.Literal:
 
 
 def _install_guard(connection: Connection, source: Source, columns: Sequence[SourceColumn]) -> int:
-    """A view of the captured columns and of the change table; its oid."""
+    """Create a view of the captured columns and of the change table; return its oid."""
     remove_guard(connection, source.relation)
     view = sql.Identifier(GUARDS, f"captured_{source.relation}")
     connection.execute(
@@ -142,14 +143,14 @@ def _install_guard(connection: Connection, source: Source, columns: Sequence[Sou
 
 
 def remove_guard(connection: Connection, relation: int) -> None:
-    """Lets a change table lose columns, until the function is made again."""
+    """Remove the guard, so that a change table can lose columns, until the function is made again."""
     connection.execute(
         sql.SQL("DROP VIEW IF EXISTS {}").format(sql.Identifier(GUARDS, f"captured_{relation}"))
     )
 
 
 def install_triggers(connection: Connection, source: Source) -> None:
-    """(Re)creates the triggers. Until the transaction ends no writer is at work on the source now."""
+    """Create or replace the triggers. No writer is then active on the source until the transaction ends."""
     function = sql.Identifier(CHANGES, f"capture_{source.relation}")
     members = _members(connection, source.relation)
     for member in members:
@@ -184,13 +185,13 @@ class _Member(NamedTuple):
 
 
 def _members(connection: Connection, relation: int) -> list[_Member]:
-    """A table and all its partitions, as a writer locks them."""
+    """Return a table and all its partitions, in the order in which a writer locks them."""
     rows = connection.execute(query("catalog", "members"), {"relation": relation}).fetchall()
     return [_Member(oid, sql.Identifier(schema, name), kind == "p") for oid, schema, name, kind in rows]
 
 
 def _partition_columns(connection: Connection, members: Sequence[int]) -> sql.Composable:
-    """The columns that decide on the partition of a row, as a trigger names them; all if expressions do."""
+    """Return the columns that decide on a row's partition, as a trigger names them; all for expressions."""
     rows = connection.execute(query("catalog", "partition_columns"), {"members": list(members)}).fetchall()
     if any(name is None for (name,) in rows):
         return sql.SQL("")
@@ -198,12 +199,12 @@ def _partition_columns(connection: Connection, members: Sequence[int]) -> sql.Co
 
 
 def _look(relation: int, members: sql.Literal) -> sql.Composed:
-    """Statements that find out whether the partitions are others than these.
+    """Return statements that find out whether the partitions differ from these.
 
-    What a writer with an old snapshot reads in the catalog is old, too, so it asks the function that looks at
-    the present. That locks each partition, also those that the writer has nothing to do with. Waiting for
-    one, or keeping it, could make a deadlock of two users who would have had none. So it does not wait, and
-    the locks go with the subtransaction, which is always rolled back.
+    A writer with an old snapshot reads an old catalog, so it calls the function that looks at the current
+    one. That locks each partition, also those that the writer does not touch. Waiting for such a lock, or
+    keeping it, could cause a deadlock between two users who would have had none. So it does not wait, and the
+    locks are released with the subtransaction, which is always rolled back.
     """
     return sql.SQL(
         """
@@ -239,20 +240,20 @@ def remove_triggers(connection: Connection, relation: int) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a capture function is made for."""
+    """The objects that a capture function is made for."""
 
     partitioned: bool
     members: sql.Literal  # oids of the table and its partitions
-    guard: int  # oid of the view that keeps what is captured as it is
+    guard: int  # oid of the view that protects the captured columns
     schema: int  # oid of the schema of the change tables
     table: int  # oid of the change table
     lost: int  # oid of headwater.lost_change
     catalog: int  # oid of the schema of the catalog
     marks: int  # oid of the table of marks
-    mark: int  # oid of the function that leaves one
+    mark: int  # oid of the function that leaves a mark
     targets: list[str]  # the columns of the change table
     live: list[int]  # numbers of the source's columns
-    widest: int | None  # bytes that its columns take at most in a change row; None if there is no limit
+    widest: int | None  # most bytes that its columns take in a change row; None if there is no limit
 
 
 def _function(
@@ -372,7 +373,7 @@ END
         mark=sql.SQL(
             "format('INSERT INTO %s (xid, w) VALUES (pg_current_xact_id(), 0)', {}::oid::regclass)"
         ).format(sql.Literal(layout.table)),
-        relation=sql.Literal(source.relation),  # whose numbers a partition's columns need not have
+        relation=sql.Literal(source.relation),  # a partition's columns may have other numbers
         oid=sql.Literal(layout.table),
         lost=sql.Literal(layout.lost),
         numbers=sql.SQL("{}::smallint[]").format(
@@ -385,7 +386,7 @@ END
 
 
 def _names(relation: int, columns: Sequence[SourceColumn]) -> sql.Composed:
-    """What columns of a table, whose numbers a partition's need not have, are called at present."""
+    """Return the current names of columns of a table; a partition's may have other numbers."""
     return sql.SQL(
         """(CASE current_setting('transaction_isolation') WHEN 'read committed' THEN (
             SELECT array_agg(attname ORDER BY attnum) FROM pg_catalog.pg_attribute
@@ -408,10 +409,10 @@ def _listed(names: Iterable[str]) -> sql.Composed:
 def _intact(
     source: Source, columns: Sequence[SourceColumn], layout: _Layout, before: Sequence[int]
 ) -> sql.Composable:
-    """A condition without a query: the INSERTs that the function was made with cannot fail by our fault.
+    """Return a condition without a query under which the function's INSERTs cannot fail by our fault.
 
-    Each function gives NULL for what is gone. The order matters: looking up a name in a schema without the
-    right to do so is an error.
+    Each function gives NULL for an object that is gone. The order matters: looking up a name in a schema
+    without the right to do so is an error.
     """
     if layout.widest is None or layout.widest > MOST_INLINE:
         return sql.SQL("false")  # a row that just fits into a page of the source need not fit into ours

@@ -1,8 +1,8 @@
-"""The command line: arguments in, calls of the Python interface, text or JSON out.
+"""The command line: reads arguments, calls the Python interface, prints text or JSON.
 
 Exit codes: 0 success, 1 an error or a verification that fails, 2 wrong usage, 130 interrupted. Results go to
-standard output; with `--format json` that is one JSON document and nothing else. Errors go to standard
-error, in the format of the results.
+standard output; with `--format json` that is one JSON document and nothing else. Errors go to standard error,
+in the format of the results.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Runs the program and ends the process."""
+    """Run the program and end the process."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character is no reason to fail.
+        # A terminal that cannot show a character must not make the program fail.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:], Invocation()))
 
 
 def run(arguments: list[str], invocation: Invocation) -> int:
-    """Runs one command; its exit code."""
+    """Run one command; return its exit code."""
     try:
         "".join(arguments).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The verbs that measure, but for the service (see `bench_service`)."""
+"""The verbs that measure, except the service (see `bench_service`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def delta(
     repetitions: int,
     plot: Path | None,
 ) -> None:
-    """Measures deltas of some sizes on both engines."""
+    """Measure deltas of some sizes on both engines."""
     with bench_database(invocation.dsn, invocation.tell) as dsn:
         settings = {**invocation.settings, "max_buffer_rows": str(deltas.BUFFER_ROWS)}
         with Headwater(dsn, settings, invocation.tell) as hw:
@@ -49,7 +49,7 @@ def delta(
 def capture(
     invocation: Invocation, rows: int, bulk: int, repetitions: int, seconds: float, plot: Path | None
 ) -> None:
-    """Measures writers on captured and on bare tables."""
+    """Measure writers on captured and on bare tables."""
     with bench_database(invocation.dsn, invocation.tell, fsync=True) as dsn:
         with Headwater(dsn) as hw:
             hw.init()
@@ -76,7 +76,7 @@ def tpch(
     repetitions: int,
     plot: Path | None,
 ) -> int:
-    """Measures the queries of TPC-H; 1 if a stream table differs from its query."""
+    """Measure the queries of TPC-H; return 1 if a stream table differs from its query."""
     with bench_database(invocation.dsn, invocation.tell) as dsn:
         settings = {"max_buffer_rows": str(deltas.BUFFER_ROWS)}
         with Headwater(dsn) as hw:
@@ -99,12 +99,12 @@ def tpch(
 
 
 def read(invocation: Invocation, **given: Any) -> None:
-    """Measures reading into Spark."""
+    """Measure reading into Spark."""
     _transfer(invocation, "read", transfer.read, **given)
 
 
 def write(invocation: Invocation, **given: Any) -> None:
-    """Measures writing from Spark."""
+    """Measure writing from Spark."""
     _transfer(invocation, "write", transfer.write, **given)
 
 
@@ -119,7 +119,7 @@ def _transfer(
     plot: Path | None,
 ) -> None:
     counts = sorted(set(tasks)) or transfer.TASKS
-    # So many tasks at once, also where there are fewer cores.
+    # This many tasks at once, also where there are fewer cores.
     given = {"spark_master": f"local[{max(counts)}]", **invocation.settings}
     with bench_database(invocation.dsn, invocation.tell) as dsn:
         with Headwater(dsn, given, invocation.tell) as hw:
@@ -134,7 +134,7 @@ def _transfer(
 
 
 def start(invocation: Invocation, repetitions: int) -> None:
-    """Measures starts of the program."""
+    """Measure starts of the program."""
     with bench_database(invocation.dsn, invocation.tell) as dsn:
         with Headwater(dsn) as hw:
             hw.init()

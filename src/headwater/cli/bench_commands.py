@@ -1,4 +1,4 @@
-"""What the verbs that measure take; `verb` says where the rest is."""
+"""The parameters of the verbs that measure; `verb` says where the rest is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.cli.options import DEBUG, FORMAT, PLOT, PRIVATE_DSN, SPARK, flag,
 from headwater.cli.verb import Verb
 
 PARTS = ("scale", "graphs", "latency", "workers")
-"""Of the measurements of the service."""
+"""The parts of the measurements of the service."""
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
@@ -37,7 +37,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 
 
 def _several(name: str, help: str) -> click.Option:
-    """Declares an option that is a whole number above 0 and may be repeated."""
+    """Declare an option that is a whole number above 0 and may be repeated."""
     return click.Option([name], type=click.IntRange(min=1), multiple=True, help=help)
 
 

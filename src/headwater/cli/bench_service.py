@@ -1,4 +1,4 @@
-"""The verb that measures the service, and how its figures look."""
+"""The verb that measures the service, and how its figures are shown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bench_service(
     plot: Path | None,
     **given: Any,
 ) -> int:
-    """Measures the service; 1 if a stream table differs from its query in the end."""
+    """Measure the service; return 1 if a stream table differs from its query in the end."""
     sizes = replace(
         service.SHORT if short else service.Sizes(),
         **{name: value for name, value in given.items() if value is not None},
@@ -55,7 +55,7 @@ def bench_service(
 
 
 def shown(found: ServiceCosts) -> RenderableType:
-    """All that was measured."""
+    """Return all that was measured."""
     parts: list[RenderableType] = []
     if found.scale:
         parts += _scale(found.scale)
@@ -187,7 +187,7 @@ def _pools(found: Sequence[PoolRun]) -> list[RenderableType]:
 
 
 def chart(values: Sequence[float]) -> str:
-    """Values from 0 to 1 as a line of blocks; where there are too many for a line, the highest of several.
+    """Draw values from 0 to 1 as a line of blocks; if they do not fit, the highest of several.
 
     >>> chart([0, 0.5, 1, 0.01])
     ' ▄█▁'

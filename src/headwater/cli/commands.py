@@ -1,4 +1,4 @@
-"""What each verb takes, but for those that measure (see `bench_commands`); `verb` says where the rest is."""
+"""The parameters of each verb, except those that measure (see `bench_commands`); for the rest see `verb`."""
 
 from __future__ import annotations
 

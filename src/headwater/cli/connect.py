@@ -1,4 +1,4 @@
-"""The way of a verb to its database with all of Headwater: the parser, plans and engines."""
+"""Connecting a verb to its database with all of Headwater: the parser, plans and engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headwater.cli.invocation import Invocation
 
 
 def connect(invocation: Invocation) -> Headwater:
-    """Connects for a verb that works on stream tables."""
+    """Connect for a verb that works on stream tables."""
     return Headwater(
         checked_dsn(invocation),
         invocation.settings,

@@ -1,4 +1,4 @@
-"""The verbs that tell others what to do: a refresh that runs, and the service."""
+"""The verbs that control a running refresh, and the service."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from headwater.cli.show.values import lines
 
 
 def cancel(invocation: Invocation, name: str) -> None:
-    """Cancels what runs; an error if that is nothing."""
+    """Cancel running refreshes; raise an error if there are none."""
     with handle(invocation) as hw:
         found = hw.cancel(name)
     present(invocation, {"cancelled": found}, show.cancelled(found))
 
 
 def drain(invocation: Invocation) -> None:
-    """Drains the service."""
+    """Drain the service."""
     with handle(invocation) as hw:
         hw.drain()
     present(

@@ -1,7 +1,7 @@
-"""The way of a verb to its database.
+"""Connecting a verb to its database.
 
-libpq quotes the part of a DSN that it cannot read. So that no password is printed, a DSN is read here first
-and refused without quoting it.
+libpq quotes the part of a DSN that it cannot parse. So that no password is printed, a DSN is parsed here
+first and refused without quoting it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from headwater.handle import Handle
 
 
 def handle(invocation: Invocation) -> Handle:
-    """Connects for a verb that needs neither the parser nor an engine; see `connect` for the others."""
+    """Connect for a verb that needs neither the parser nor an engine; see `connect` for the others."""
     direct_dsn = checked_direct_dsn(invocation)
     return Handle(checked_dsn(invocation), invocation.settings, direct_dsn=direct_dsn)
 
 
 def checked_dsn(invocation: Invocation) -> str:
-    """The DSN that was given, which can be read."""
+    """Return the DSN that was given; raise if it cannot be parsed."""
     dsn = invocation.dsn or os.environ.get(DSN_VARIABLE)
     if not dsn:
         raise Misuse(
@@ -36,7 +36,7 @@ def checked_dsn(invocation: Invocation) -> str:
 
 
 def checked_direct_dsn(invocation: Invocation) -> str | None:
-    """The DSN past a pooler, if one was given, which can be read."""
+    """Return the DSN past a pooler, if one was given; raise if it cannot be parsed."""
     dsn = invocation.direct_dsn or os.environ.get(DIRECT_VARIABLE)
     if dsn:
         _check_dsn(dsn)
@@ -44,7 +44,7 @@ def checked_direct_dsn(invocation: Invocation) -> str | None:
 
 
 def now(hw: Handle) -> datetime:
-    """Returns the database's time, by which everything it recorded is dated."""
+    """Return the database's time, by which everything it recorded is dated."""
     found: datetime = one(hw.connection, "SELECT clock_timestamp()")[0]
     return found
 

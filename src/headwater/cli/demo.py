@@ -9,5 +9,5 @@ from headwater.demo import run
 
 
 def demo(invocation: Invocation, seconds: float, engine: EngineName) -> int:
-    """Runs the demo for so long."""
+    """Run the demo for this long."""
     return run(seconds=seconds, dsn=invocation.dsn, console=console(), engine=engine)

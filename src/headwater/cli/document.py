@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 def encoded(value: Any) -> bytes:
-    """A JSON document in UTF-8, whatever the locale says."""
+    """Return a JSON document in UTF-8, whatever the locale says."""
     text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=2)
-    # Only bytes of the command line that are no UTF-8 cannot be encoded; \udcXX is also how JSON writes them.
+    # Only bytes of the command line that are not UTF-8 cannot be encoded; \udcXX is also how JSON writes
+    # them.
     return text.encode("utf-8", "backslashreplace")
 
 
 def plain(value: Any) -> Any:
-    """A value with what JSON has no form for as strings.
+    """Return a value with strings for everything that JSON cannot express.
 
     >>> plain({"at": date(2026, 1, 31), "raw": b"\\x01", "row": (1, float("nan"))})
     {'at': '2026-01-31', 'raw': '\\\\x01', 'row': [1, 'nan']}

@@ -9,7 +9,7 @@ from headwater.errors import HeadwaterError
 
 
 def server_error(error: Exception) -> HeadwaterError | None:
-    """Says what the server said, such as that it shuts down; None if the error is not the server's."""
+    """Return what the server reported, such as its shutdown; None if the error is not the server's."""
     if isinstance(error, psycopg.Error) and (error.sqlstate or isinstance(error, psycopg.OperationalError)):
         return translated(error, "the server reports an error", HeadwaterError)
     return None

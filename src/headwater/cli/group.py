@@ -1,4 +1,4 @@
-"""The program: its verbs by purpose, and the options that it has itself."""
+"""The program: its verbs by purpose, and its own options."""
 
 from __future__ import annotations
 

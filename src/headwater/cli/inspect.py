@@ -1,4 +1,4 @@
-"""The verbs that list what the catalog has: stream tables, refreshes, incidents."""
+"""The verbs that list what is in the catalog: stream tables, refreshes, incidents."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from headwater.cli.show import refreshes, stream_tables
 
 
 def list_(invocation: Invocation) -> None:
-    """Lists the stream tables."""
+    """List the stream tables."""
     with handle(invocation) as hw:
         found = hw.list()
     present(invocation, {"stream_tables": found}, stream_tables.listing(found))
 
 
 def history(invocation: Invocation, name: str | None, limit: int, by: BucketLength | None) -> None:
-    """Shows refreshes, or sums of them."""
+    """Show refreshes, or sums of them."""
     with handle(invocation) as hw:
         if by is not None:
             sums = hw.history_sums(name, by=by, limit=limit)
@@ -29,7 +29,7 @@ def history(invocation: Invocation, name: str | None, limit: int, by: BucketLeng
 
 
 def audits(invocation: Invocation, name: str | None, limit: int) -> None:
-    """Shows incidents."""
+    """Show incidents."""
     with handle(invocation) as hw:
         found = hw.audits(name, limit=limit)
         at = now(hw)

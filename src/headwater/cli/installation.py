@@ -1,4 +1,4 @@
-"""The verbs that work on an installation: bring it up to date, repair it, remove it."""
+"""The verbs that work on an installation: upgrade, repair and remove it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.cli.show.values import lines
 
 
 def migrate(invocation: Invocation) -> None:
-    """Brings the catalog up to date."""
+    """Bring the catalog up to date."""
     with connect(invocation) as hw:
         applied = hw.migrate()
     done = f"applied migrations {', '.join(map(str, applied))}" if applied else "the catalog is up to date"
@@ -22,7 +22,7 @@ def migrate(invocation: Invocation) -> None:
 
 
 def repair(invocation: Invocation) -> int:
-    """Repairs stream tables; 1 if one could not be."""
+    """Repair stream tables; return 1 if one could not be repaired."""
     with connect(invocation) as hw:
         found = hw.repair()
     present(invocation, {"stream_tables": found}, repaired(found))
@@ -30,7 +30,7 @@ def repair(invocation: Invocation) -> int:
 
 
 def uninstall(invocation: Invocation, yes: bool, cascade: bool) -> None:
-    """Removes everything, after asking."""
+    """Remove everything, after asking."""
     with connect(invocation) as hw:
         database = hw.connection.info.dbname
         found = hw.installation()

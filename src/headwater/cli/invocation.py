@@ -1,7 +1,8 @@
-"""What every verb is given: which database, which format; and how an error is told.
+"""What every verb is given: the database and the format; and how errors are reported.
 
 No password is ever printed: whatever looks like one in an error's text is masked. A verb gets its connection
-by `database` or `connect`, and prints by `output`; this module is loaded at each start and imports little.
+from `database` or `connect`, and prints through `output`; this module is loaded at each start and imports
+little.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Misuse(click.UsageError):
 
 @dataclass
 class Invocation:
-    """One run of the program. Filled while the arguments are read; a verb's option beats the program's."""
+    """One run of the program, filled while arguments are read; a verb's option beats the program's."""
 
     dsn: str | None = None
     direct_dsn: str | None = None
@@ -39,17 +40,17 @@ class Invocation:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Those that options gave."""
+        """The settings that options gave."""
         given = {"spark_master": self.spark_master, "spark_conf": self.spark_conf}
         return {name: value for name, value in given.items() if value is not None}
 
     def tell(self, message: str) -> None:
-        """What takes a while, to somebody who waits for it."""
+        """Announce slow operations to somebody who waits for them."""
         if self.format == "text" and sys.stderr.isatty():
             click.echo(click.style(f"{message} …", dim=True), err=True)
 
     def report(self, kind: str, message: str, *, detail: str = "", hint: str = "", trace: str = "") -> None:
-        """Prints an error, with its traceback under --debug."""
+        """Print an error, with its traceback under --debug."""
         if self.debug and trace:
             click.echo(masked(trace), err=True)
         parts = {"message": masked(message), "detail": masked(detail), "hint": masked(hint)}
@@ -63,7 +64,7 @@ class Invocation:
 
 
 def printable(text: str) -> str:
-    """A text whose control characters cannot steer a terminal; lines stay lines.
+    """Return a text without control characters that could steer a terminal; lines stay lines.
 
     >>> printable("a" + chr(27) + "[2J")
     'a\\\\x1b[2J'

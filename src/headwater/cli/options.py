@@ -21,12 +21,12 @@ def _remembered(name: str, metavar: str, help: str) -> click.Option:
 
 
 def flag(name: str, help: str) -> click.Option:
-    """Declares an option that is given or not."""
+    """Declare an option without a value."""
     return click.Option([name], is_flag=True, help=help)
 
 
 def number(name: str, default: int, help: str, *, most: int | None = None) -> click.Option:
-    """Declares an option that is a whole number above 0."""
+    """Declare an option that is a whole number above 0."""
     return click.Option([name], type=click.IntRange(1, most), default=default, show_default=True, help=help)
 
 

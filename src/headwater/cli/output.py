@@ -27,7 +27,7 @@ def console() -> Console:
 
 
 def present(invocation: Invocation, document: Any, text: RenderableType) -> None:
-    """Prints a result in the format that was asked for."""
+    """Print a result in the format that was asked for."""
     if invocation.format == "json":
         click.echo(encoded(document))
     else:
@@ -35,7 +35,7 @@ def present(invocation: Invocation, document: Any, text: RenderableType) -> None
 
 
 def print_text(text: RenderableType) -> None:
-    """Prints text; in a pipe without the spaces that fill the last column."""
+    """Print text; in a pipe without the spaces that fill the last column."""
     terminal = console()
     if terminal.is_terminal:
         terminal.print(text)

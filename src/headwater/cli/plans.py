@@ -1,4 +1,4 @@
-"""The verbs that look into what a refresh does and whether it did right."""
+"""The verbs that show what a refresh does, and whether it did right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.cli.show.values import command
 
 
 def explain(invocation: Invocation, name: str, *, compiled: bool) -> None:
-    """Shows what a refresh does."""
+    """Show what a refresh does."""
     with connect(invocation) as hw:
         found = hw.explain(name)
     shown = show.compiled if compiled else show.explanation
@@ -18,7 +18,7 @@ def explain(invocation: Invocation, name: str, *, compiled: bool) -> None:
 
 
 def verify(invocation: Invocation, name: str) -> int:
-    """Compares a stream table with its query; 1 if they differ."""
+    """Compare a stream table with its query; return 1 if they differ."""
     with connect(invocation) as hw:
         found = hw.verify(name)
     present(invocation, found, show.verification(found, f"{command('refresh', name)} --full"))

@@ -1,4 +1,4 @@
-"""The verb that is the service of a server."""
+"""The verb that runs the service of a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def serve(
     log_format: logs.LogFormat,
     log_level: str,
 ) -> int:
-    """Serves until it is stopped."""
+    """Serve until it is stopped."""
     logs.set_up(log_format, log_level)
     arguments = ["--log-format", log_format, "--log-level", log_level]
     for name, value in invocation.settings.items():

@@ -11,7 +11,7 @@ from headwater.cli.show.values import lines
 
 
 def init(invocation: Invocation, check: bool) -> int:
-    """Installs the catalog, or lists privileges; 1 if one of these is missing."""
+    """Install the catalog, or list privileges; return 1 if one of these is missing."""
     with handle(invocation) as hw:
         if check:
             found = hw.check()
@@ -30,7 +30,7 @@ def init(invocation: Invocation, check: bool) -> int:
 
 
 def set_(invocation: Invocation, name: str, value: str) -> None:
-    """Stores a setting."""
+    """Store a setting."""
     with handle(invocation) as hw:
         hw.set(name, value)
         setting = next(item for item in hw.settings() if item.name == name.removeprefix("headwater."))
@@ -41,7 +41,7 @@ def set_(invocation: Invocation, name: str, value: str) -> None:
 
 
 def settings(invocation: Invocation) -> None:
-    """Shows the settings."""
+    """Show the settings."""
     with handle(invocation) as hw:
         found = hw.settings()
     present(invocation, {"settings": found}, show.settings(found))

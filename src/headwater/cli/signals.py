@@ -1,4 +1,4 @@
-"""How what goes on until it is stopped is stopped."""
+"""Stopping a program that runs until it is stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def until_stopped(stop: Callable[[], None]) -> None:
-    """Has SIGTERM and an interrupt end it in order, and a second one at once."""
+    """Let SIGTERM and an interrupt end it in order, and a second one at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)

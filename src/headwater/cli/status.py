@@ -15,7 +15,7 @@ from headwater.handle import Handle
 
 
 def status(invocation: Invocation, name: str | None, watch: bool) -> None:
-    """Shows one stream table or all, once or each second."""
+    """Show one stream table or all, once or each second."""
     with handle(invocation) as hw:
         if not watch:
             present(invocation, *_status(hw, name))

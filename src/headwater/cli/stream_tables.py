@@ -33,7 +33,7 @@ def create(
     or_replace: bool,
     cascade: bool,
 ) -> None:
-    """Creates a stream table."""
+    """Create a stream table."""
     if if_not_exists and or_replace:
         raise Misuse("--if-not-exists and --or-replace exclude each other")
     if cascade and not or_replace:
@@ -69,14 +69,14 @@ def create(
 
 
 def _latest(hw: Headwater, name: str) -> HistoryEntry | None:
-    """The latest entry in the history of a stream table, if there is one."""
+    """Return the latest entry in the history of a stream table, if there is one."""
     with suppress(NotFound):
         return next(iter(hw.history(name, limit=1)), None)
     return None
 
 
 def _did(before: HistoryEntry | None, after: HistoryEntry | None) -> str:
-    """What was done to a stream table, and what went with it."""
+    """Return what was done to a stream table, and what was dropped with it."""
     if after is None or (before is not None and before.id == after.id):
         return STAYS
     return after.reason
@@ -106,7 +106,7 @@ def alter(
     tier: TierChoice | None,
     cascade: bool,
 ) -> None:
-    """Changes a stream table."""
+    """Change a stream table."""
     text = _query(query, file) if query is not None or file is not None else None
     if schedule is not None and no_schedule:
         raise Misuse("--schedule and --no-schedule exclude each other")
@@ -137,7 +137,7 @@ def alter(
 
 
 def drop(invocation: Invocation, name: str, cascade: bool, if_exists: bool) -> None:
-    """Drops a stream table."""
+    """Drop a stream table."""
     dropped: list[str] = []
     with connect(invocation) as hw:
         try:
@@ -150,14 +150,14 @@ def drop(invocation: Invocation, name: str, cascade: bool, if_exists: bool) -> N
 
 
 def refresh(invocation: Invocation, name: str, full: bool, engine: EngineName | None) -> None:
-    """Refreshes a stream table."""
+    """Refresh a stream table."""
     with connect(invocation) as hw:
         found = hw.refresh(name, full=full, engine=engine)
     present(invocation, {"outcomes": [document.outcome(item) for item in found]}, outcomes(found))
 
 
 def suspend(invocation: Invocation, name: str, reason: str | None) -> None:
-    """Suspends a stream table."""
+    """Suspend a stream table."""
     with connect(invocation) as hw:
         found = hw.suspend(name, reason)
     said = [
@@ -168,7 +168,7 @@ def suspend(invocation: Invocation, name: str, reason: str | None) -> None:
 
 
 def resume(invocation: Invocation, name: str | None) -> None:
-    """Resumes a stream table, or the service."""
+    """Resume a stream table, or the service."""
     with connect(invocation) as hw:
         if name is None:
             hw.undrain()
@@ -177,6 +177,6 @@ def resume(invocation: Invocation, name: str | None) -> None:
             found = hw.resume(name)
             health = hw.status(name)
             said = [f"{found.label} is {health.status}"]
-            if health.remedy:  # it was not suspended only
+            if health.remedy:  # it was not only suspended
                 said = [f"{said[0]}: {health.status_reason}", f"next: {health.remedy}"]
             present(invocation, document.stream_table(found), lines(*said))

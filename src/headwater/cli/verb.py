@@ -1,9 +1,9 @@
-"""A verb of the program: what it takes is declared, what it does is loaded when it runs.
+"""A verb of the program: its parameters are declared, and its function is loaded when it runs.
 
-The program starts at every prompt and in every health check, and most of its verbs need little of what
-Headwater is made of. So a declaration imports nothing but click, and names the function that carries the verb
-out. Its module imports what this verb needs at its top, like any other. This is the one place in the program
-where a module is loaded by name.
+The program starts at every prompt and in every health check, and most of its verbs need little of Headwater.
+So a declaration imports nothing but click, and names the function that carries the verb out. The function's
+module imports what this verb needs at its top, like any other. This is the one place in the program where a
+module is loaded by name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import click
 class Verb(click.Command):
     """A command whose function is `body`: a module of `headwater.cli` and a name in it, as `inspect:history`.
 
-    The function takes the `Invocation` first, then the parameters by their names. What it returns, if it is
-    a number, is the exit code.
+    The function takes the `Invocation` first, then the parameters by their names. If it returns a number,
+    that is the exit code.
     """
 
     def __init__(self, name: str, body: str, help: str, *parameters: click.Parameter) -> None:
@@ -28,7 +28,7 @@ class Verb(click.Command):
         self.body = body
 
     def load(self) -> Callable[..., int | None]:
-        """Imports the module of the function, with all that it needs."""
+        """Import the module of the function, with all that it needs."""
         body: Callable[..., int | None] = loaded(self.body)
         return body
 
@@ -37,6 +37,6 @@ class Verb(click.Command):
 
 
 def loaded(body: str) -> Any:
-    """Returns what `module:name` names in this package."""
+    """Return what `module:name` names in this package."""
     module, name = body.split(":")
     return getattr(import_module(f"headwater.cli.{module}"), name)

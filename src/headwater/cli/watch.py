@@ -1,6 +1,6 @@
 """`headwater status --watch`: all stream tables and the service, redrawn each second.
 
-On a terminal it takes as many stream tables as there are lines, the most interesting ones first; elsewhere
+On a terminal it shows as many stream tables as there are lines, the most interesting ones first; elsewhere
 one state is printed after the other. As JSON each state is a document on a line of its own.
 """
 
@@ -28,7 +28,7 @@ from headwater.inspect.overview import COUNTED_ROWS, STATES, Glance, Overview, S
 
 WATCH_SECONDS = 1.0
 PIPED_LINES = 40
-"""Stream tables that are shown where there is no terminal whose height says how many."""
+"""How many stream tables are shown where there is no terminal."""
 AROUND = 7
 """Lines above and below those of the stream tables, and the one that a terminal's cursor is on."""
 COLUMNS = {
@@ -41,7 +41,7 @@ COLUMNS = {
     "last refresh": 80,
     "now": 110,
 }
-"""With the width that a terminal must have for each to be shown."""
+"""The columns, with the terminal width from which each is shown."""
 STYLES: dict[State, str] = {
     "broken": "bold red",
     "failing": "bold red",
@@ -57,7 +57,7 @@ STYLES: dict[State, str] = {
 def follow(
     invocation: Invocation, look: Callable[[], Any], drawn: Callable[[Any, ConsoleDimensions], RenderableType]
 ) -> None:
-    """Until interrupted. `drawn` is told how much room there is."""
+    """Redraw until interrupted. `drawn` is told how much room there is."""
     terminal = console()
     if invocation.format == "json":
         while True:
@@ -74,14 +74,14 @@ def follow(
 
 
 def overview(found: Overview, size: ConsoleDimensions) -> RenderableType:
-    """A state in as much room as there is."""
+    """Return a state in as much room as there is."""
     if not found.stream_tables:
         return Group(
             *_header(found), show.lines("there are no stream tables", "next: headwater create --help")
         )
     shown = found.stream_tables[: max(1, size.height - AROUND)]
     columns = [name for name, width in COLUMNS.items() if size.width >= width]
-    # What is said last gets the room that is left, and no more.
+    # The last text gets the room that is left, and no more.
     narrow = "now" in columns and size.width < PIPE_WIDTH
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=narrow)
     for name in columns:
@@ -171,7 +171,7 @@ def _line(text: Text) -> Text:
 
 
 def service_line(found: Overview) -> Text:
-    """How the service does."""
+    """Return the state of the service."""
     service = found.service
     if service is None:
         return Text.assemble(

@@ -15,7 +15,7 @@ def worker(
     log_format: logs.LogFormat,
     log_level: str,
 ) -> int:
-    """Works until it is stopped."""
+    """Work until stopped."""
     logs.set_up(log_format, log_level)
     one = Worker(
         checked_dsn(invocation),

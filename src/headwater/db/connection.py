@@ -1,8 +1,9 @@
 """Connections as Headwater needs them: pinned settings, explicit transactions, errors by SQLSTATE.
 
-Behind a pooler that gives each transaction whichever session is free, there is no session to pin settings in:
-what one statement sets, another client finds, and the next statement need not. There the settings are pinned
-in each transaction anew, and a statement by itself gets a transaction of its own. Nothing is prepared.
+A pooler may give each transaction whichever session is free. Then there is no session in which settings could
+be pinned: what one statement sets, another client may find, and the next statement may not. In that case
+settings are pinned in each transaction, a single statement gets a transaction of its own, and nothing is
+prepared.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ Connection = psycopg.Connection[TupleRow]
 Result = TypeVar("Result")
 
 PINNED_SETTINGS = {
-    # The server's deparser qualifies every name that is not its own, and nobody's schema can shadow ours. If
-    # left out, pg_temp would come first: a temporary table called pg_class would be taken for the catalog.
+    # The server's deparser qualifies every name that is not its own, and no schema can shadow ours. If left
+    # out, pg_temp would come first: a temporary table called pg_class would be taken for the catalog.
     "search_path": "pg_catalog, pg_temp",
     # Functions that depend on these are marked stable; pinned, they give the same value at every refresh.
     "DateStyle": "ISO, MDY",
@@ -49,12 +50,12 @@ PINNED_SETTINGS = {
     "quote_all_identifiers": "off",
     # Compiling costs more than a delta takes to run.
     "jit": "off",
-    # A delta looks few rows up in tables whose indexes are in memory or on flash; the server's default is for
-    # disks that turn, and has it read whole tables instead.
+    # A delta looks up few rows in tables whose indexes are in memory or on flash. The server's default is
+    # meant for spinning disks, and would make it read whole tables instead.
     "random_page_cost": "1.1",
-    # Each step of a delta is analysed, and a sample of 1,500 rows says enough of what is used once.
+    # Each step of a delta is analysed, and a sample of 1,500 rows is enough for a result that is used once.
     "default_statistics_target": "5",
-    # What is prepared asks the catalog for a few rows by their numbers, each time by the same plan.
+    # Prepared statements read a few rows of the catalog by their numbers, with the same plan each time.
     "plan_cache_mode": "force_generic_plan",
     "client_min_messages": "warning",
 }
@@ -67,46 +68,47 @@ LOCK_NOT_AVAILABLE = "55P03"
 RETRYABLE = SERIALIZATION_FAILURES | {LOCK_NOT_AVAILABLE}
 INSUFFICIENT_PRIVILEGE = "42501"
 DEPENDENT_OBJECTS = "2BP01"
-# For longer than the server allows, which then ends the connection.
+# The program was idle for longer than the server allows, and the server ended the connection.
 IDLE_IN_TRANSACTION, TRANSACTION_TOO_LONG = "25P03", "25P04"
 TRANSACTION_TIMEOUT_SINCE = 170_000
 CANCELLED = "nothing of it was applied; if it took too long, headwater set statement_timeout allows more"
-QUERY_CANCELED = "57014"  # by somebody, or by statement_timeout: only the message tells which
+QUERY_CANCELED = "57014"  # cancelled by somebody, or by statement_timeout: only the message tells which
 
 
 class PinnedConnection(psycopg.Connection[TupleRow]):
     """A connection that runs every statement under the pinned settings."""
 
     pooled = False
-    """Whether its session changes from transaction to transaction, so that it cannot keep anything."""
+    """True if its session changes from transaction to transaction, so that it cannot keep anything."""
     _user_search_path = ""
     _limits: Mapping[str, str] = {}
     _pinning: bytes = b""
 
     def share_sessions(self) -> None:
-        """From here on pins settings in each transaction, and nothing in a session."""
+        """Pin settings in each transaction from now on, and keep nothing in a session."""
         self.pooled = True
         self.prepare_threshold = None
         self._pin()
-        # What the role and the database say: what the session has, somebody else may have left there.
+        # The defaults of the role and the database: the session's values may have been left by somebody else.
         row = one(self, "SELECT reset_val FROM pg_settings WHERE name = 'search_path'")
         self._user_search_path = str(row[0])
         self._pin()
 
     def bind(self, limits: Mapping[str, str]) -> None:
-        """Pins these as well."""
+        """Pin further settings."""
         self._limits = limits
         self._pin()
 
     def _pin(self) -> None:
-        # Statements that take no snapshot, for what is locked before it is taken is not seen otherwise.
+        # Statements that take no snapshot: locks must be taken before the snapshot, or later changes are not
+        # seen.
         pinned = {USER_SEARCH_PATH: self._user_search_path, **PINNED_SETTINGS, **self._limits}
         self._pinning = (
             sql.SQL("; ")
             .join(
                 sql.SQL("SET LOCAL {} = {}").format(
                     sql.Identifier(*name.split(".")),
-                    # A list of names: as one string it would be one name.
+                    # A list of names: as one string it would be a single name.
                     sql.SQL(", ").join(map(sql.Identifier, value.split(", ")))
                     if name == "search_path"
                     else sql.Literal(value),
@@ -136,7 +138,7 @@ class PinnedConnection(psycopg.Connection[TupleRow]):
     ) -> psycopg.Cursor[TupleRow]:
         if not self.pooled or not self._is_idle:
             return super().execute(query, params, prepare=prepare, binary=binary)
-        self.set_isolation_level(None)  # as a statement by itself has it
+        self.set_isolation_level(None)  # the default, as for a single statement
         with self.transaction():
             return super().execute(query, params, prepare=prepare, binary=binary)
 
@@ -146,15 +148,15 @@ class PinnedConnection(psycopg.Connection[TupleRow]):
 
 
 def connect(dsn: str, mode: PoolerMode = "auto") -> PinnedConnection:
-    """An autocommit connection; the user's search_path is kept in the setting headwater.user_search_path.
+    """Return an autocommit connection; the setting headwater.user_search_path keeps the user's search_path.
 
-    A pooler is found out by the number that it gives its client instead of the backend's.
+    A pooler is detected because it reports another process number to its client than the backend has.
     """
     try:
         connection = PinnedConnection.connect(dsn, autocommit=True, application_name="headwater")
         if mode == "transaction" or not _pin_session(connection, unless_pooled=mode == "auto"):
             connection.share_sessions()
-    except psycopg.Error as error:  # also if it broke as soon as it was there
+    except psycopg.Error as error:  # also if it broke right after it was opened
         raise ConnectionFailed(
             "cannot connect to the database",
             detail=str(error).strip(),
@@ -164,10 +166,11 @@ def connect(dsn: str, mode: PoolerMode = "auto") -> PinnedConnection:
 
 
 def _pin_session(connection: Connection, *, unless_pooled: bool) -> bool:
-    """Pins the settings for as long as the session lasts; False, and nothing set, if it is not our own."""
-    connection.prepare_threshold = 2  # what a refresh asks once, the next one asks again
-    # One statement for each would take longer than connecting does; they are evaluated from left to right. It
-    # is read by the user's own search_path, in which anything may be called set_config.
+    """Pin the settings for the session; return False, and set nothing, if the session is not our own."""
+    connection.prepare_threshold = 2  # a refresh repeats the queries of the one before
+    # One statement for all, because one for each would take longer than connecting does. They are evaluated
+    # from left to right, and it is parsed under the user's own search_path, in which anything may be called
+    # set_config.
     setting = "pg_catalog.set_config(%s::pg_catalog.text, %s::pg_catalog.text, false)"
     pinned = connection.execute(
         sql.SQL(
@@ -186,15 +189,15 @@ def _pin_session(connection: Connection, *, unless_pooled: bool) -> bool:
 
 
 def is_pooled(connection: Connection) -> bool:
-    """Whether nothing can be kept in a session: settings, temporary tables, locks."""
+    """Tell whether a session can keep nothing: no settings, temporary tables or locks."""
     return isinstance(connection, PinnedConnection) and connection.pooled
 
 
 def bound(connection: Connection, settings: Settings) -> None:
-    """Applies the limits of the settings to a session.
+    """Apply the limits of the settings to a session.
 
-    A lock that is waited for holds up those who come after it; a transaction that is left open, because its
-    program was stopped or cut off, holds up vacuum. So the server ends both by itself.
+    Waiting for a lock blocks everybody who asks for it later; a transaction that is left open, because its
+    program was stopped or cut off, holds back vacuum. So the server ends both.
     """
     limits = {
         "lock_timeout": f"{settings.lock_timeout_ms}ms",
@@ -217,7 +220,7 @@ def transaction(
     repeatable_read: bool = False,
     rollback: bool = False,
 ) -> Iterator[None]:
-    """One transaction. With repeatable_read all its queries see the snapshot of the first one."""
+    """Run a block in one transaction; with repeatable_read, all its queries see one snapshot."""
     level = IsolationLevel.REPEATABLE_READ if repeatable_read else IsolationLevel.READ_COMMITTED
     connection.set_isolation_level(level)
     with connection.transaction(force_rollback=rollback):
@@ -248,7 +251,7 @@ def in_one_round_trip(connection: Connection, statements: Sequence[str]) -> list
 
 
 class TryAgain(Exception):
-    """Others changed what this transaction relies on, or wait for it: it is to be begun anew. Says why."""
+    """Others changed what this transaction relies on, or wait for it: it must start over. Says why."""
 
 
 def retried(attempt: Callable[[], Result], *, what: str, attempts: int) -> Result:
@@ -275,13 +278,13 @@ def retried(attempt: Callable[[], Result], *, what: str, attempts: int) -> Resul
 
 
 def repeatedly_overtaken(what: str, error: TryAgain, attempts: int = 1) -> LockNotAvailable:
-    """What users are told when a transaction was overtaken once too often."""
+    """Return the error for a transaction that was overtaken too often."""
     times = f", {attempts} times in a row" if attempts > 1 else ""
     return LockNotAvailable(f"{what}: {error}{times}", hint="repeat the command")
 
 
 def translated(error: psycopg.Error, what: str, kind: type[HeadwaterError]) -> HeadwaterError:
-    """A server's error as one of ours, told by its SQLSTATE."""
+    """Translate a server's error into one of ours, by its SQLSTATE."""
     message = error.diag.message_primary or str(error).strip()
     detail = error.diag.message_detail or ""
     hint = error.diag.message_hint or ""
@@ -302,7 +305,7 @@ def translated(error: psycopg.Error, what: str, kind: type[HeadwaterError]) -> H
 
 
 def one(connection: Connection, query: Any, parameters: Any = None) -> TupleRow:
-    """The single row of a query."""
+    """Return the single row of a query."""
     row = connection.execute(query, parameters).fetchone()
     assert row is not None
     return row

@@ -1,4 +1,4 @@
-"""How long the statements of a refresh may take."""
+"""Time limits for the statements of a refresh."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import psycopg
 
 
 class DeadlineExceeded(Exception):
-    """Statements took longer than they may; the transaction may be broken."""
+    """Statements took longer than allowed; the transaction may be broken."""
 
 
 class Deadline:
-    """Limits each statement, which the server sees to, and all of them together."""
+    """Limits each statement, which the server enforces, and all of them together."""
 
     def __init__(self, milliseconds: float) -> None:
         self.milliseconds = milliseconds
@@ -34,5 +34,5 @@ class Deadline:
             yield
         except psycopg.errors.QueryCanceled as error:
             if self.spent_ms - before < self.milliseconds:
-                raise  # somebody else did it
+                raise  # somebody else cancelled it
             raise DeadlineExceeded from error

@@ -1,4 +1,4 @@
-"""Named queries: fixed SQL lives in `sql/*.sql`, each query under a `-- name:` line and a line on it."""
+"""Named queries: fixed SQL lives in `sql/*.sql`, each query under a `-- name:` line and a description."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def _queries(group: str) -> dict[str, str]:
 
 
 def query(group: str, name: str) -> LiteralString:
-    """The text of a named query, with psycopg's placeholders. A literal, for it comes from our own files."""
+    """Return the text of a named query, with psycopg's placeholders. It is a literal of our own files."""
     return _queries(group)[name]

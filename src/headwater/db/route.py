@@ -1,8 +1,8 @@
-"""How a database is reached: through a pooler or not, and past it where a session of one's own is needed.
+"""How to reach a database: through a pooler or not, and past it where a session is needed.
 
-Most of the work is done in transactions, and a pooler may give each of them another session. A session is
-needed for what outlasts a transaction: locks that say that somebody lives, LISTEN, and Spark, whose tasks
-read at a snapshot that another connection keeps. These go by the direct DSN, to the server itself.
+Most of the work is done in transactions, and a pooler may give each of them another session. Whatever
+outlasts a transaction needs a session: locks that prove that a process is alive, LISTEN, and Spark, whose
+tasks read at a snapshot that another connection holds. These use the direct DSN, to the server itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Route:
-    """To one database."""
+    """The route to one database."""
 
     dsn: str = field(repr=False)
     direct_dsn: str | None = field(default=None, repr=False)
@@ -36,11 +36,11 @@ class Route:
     def given(
         cls, dsn: str, direct_dsn: str | None, overrides: Mapping[str, str], environment: Mapping[str, str]
     ) -> Route:
-        """By settings that are known before the database is asked."""
+        """Return the route by settings that are known before the database is asked."""
         return cls(dsn, direct_dsn, config.pooler_mode(overrides, environment))
 
     def to(self, database: str) -> Route:
-        """To another database of the same server."""
+        """Return the route to another database of the same server."""
         direct = self.direct_dsn and make_conninfo(self.direct_dsn, dbname=database)
         return replace(self, dsn=make_conninfo(self.dsn, dbname=database), direct_dsn=direct)
 
@@ -48,7 +48,7 @@ class Route:
         return connect(self.dsn, self.mode)
 
     def session(self, purpose: str) -> Connection:
-        """A connection whose session is its own; the purpose is named if there can be none."""
+        """Return a connection that owns its session; an error names the purpose if there can be none."""
         if self.direct_dsn is None:
             if self.mode == "transaction":
                 raise _needed(purpose)
@@ -62,7 +62,7 @@ class Route:
 
     @contextmanager
     def session_of(self, connection: Connection, purpose: str) -> Iterator[Connection]:
-        """The connection itself if its session is its own, otherwise another one for the time being."""
+        """Use the connection itself if it owns its session, otherwise another one for the duration."""
         if not is_pooled(connection):
             yield connection
             return
@@ -71,7 +71,7 @@ class Route:
             yield found
 
     def session_dsn(self, connection: Connection, purpose: str) -> str:
-        """Where others get sessions of their own for what goes on in this connection."""
+        """Return the DSN by which others get sessions of their own for work of this connection."""
         if not is_pooled(connection):
             return self.dsn
         with self.session(purpose) as found:
@@ -79,18 +79,18 @@ class Route:
         return self.direct_dsn or self.dsn
 
     def confirm(self, session: Connection) -> None:
-        """Raises unless a session is where the other connections go."""
+        """Raise unless a session leads to where the other connections go."""
         if self.direct_dsn is not None:
             with self.connect() as connection:
                 _require_same(connection, session)
 
     def has_sessions(self, connection: Connection) -> bool:
-        """Whether there is a way to a session, as far as is known without trying."""
+        """Tell whether sessions are available, as far as is known without trying."""
         return self.direct_dsn is not None or not is_pooled(connection)
 
 
 def _require_same(connection: Connection, session: Connection) -> None:
-    """Raises unless both are in one database: what is locked elsewhere holds off nobody."""
+    """Raise unless both are in one database: a lock elsewhere would block nobody."""
     place = (
         "SELECT pg_postmaster_start_time(), oid, datname FROM pg_database WHERE datname = current_database()"
     )

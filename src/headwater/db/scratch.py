@@ -1,8 +1,8 @@
 """Runs the steps of a refresh inside PostgreSQL, with temporary tables between them.
 
-Each intermediate result goes into a temporary table that is created once in a session, emptied at every
-commit, and analysed after it is filled, so that the statement that reads it is planned for what is there. In
-a session that others share, it is dropped at the commit.
+Each intermediate result goes into a temporary table. A session creates it once, empties it at every commit
+and analyses it after filling it, so that the statement that reads it is planned for its actual rows. In a
+session that others share, it is dropped at the commit.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ Result = TypeVar("Result")
 MOST_TABLES = 24
 """Temporary tables that a session keeps for later: each commit empties every one of them, used or not."""
 OLDEST_TABLE = 20_000_000
-"""Transactions after which a temporary table is made anew. Nobody can vacuum it but its own session, and the
-server cannot forget the transactions of a database that are younger than its oldest table."""
+"""Transactions after which a temporary table is recreated. Only its own session can vacuum it, and the server
+cannot freeze transactions of a database that are younger than its oldest table."""
 
 
 def statement(text: str) -> sql.SQL:
-    """SQL text made by the plan, in which every name is quoted already."""
+    """Return SQL text made by the plan as a statement; every name in it is quoted already."""
     return sql.SQL(text)
 
 
 def identify_by_row(connection: Connection, table: sql.Composable) -> None:
-    """Lets a table without a key be updated and deleted from while a publication of all tables has it.
+    """Allow updates and deletes in a table without a key while a publication of all tables contains it.
 
-    The server refuses both for a published table whose rows it has nothing to tell a subscriber by. The whole
-    row always does; it takes room in the log with wal_level = logical only.
+    The server refuses both for a published table whose rows it cannot identify to a subscriber. The whole row
+    always identifies them; it takes room in the log with wal_level = logical only.
     """
     connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table))
 
 
 def prefix_of(stream_table_id: int) -> str:
-    """How the names of a stream table's temporary tables begin."""
+    """Return the prefix of the names of a stream table's temporary tables."""
     return f"hw{stream_table_id}_"
 
 
 def drop_unused(connection: Connection, used: Sequence[int], oldest: int = OLDEST_TABLE) -> None:
-    """Drops the temporary tables of stream tables other than these, if they have become many.
+    """Drop the temporary tables of stream tables other than these, if there are too many.
 
-    Also those that are in the way of users, and old ones, which are made anew when they are needed.
+    Also those that block users, and old ones; they are created again when they are needed.
     """
     found = connection.execute(query("refresh", "temporary_tables")).fetchall()
     kept = tuple(map(prefix_of, used)) if len(found) > MOST_TABLES else ("",)
@@ -67,7 +67,7 @@ class Scratch:
     """Takes steps over one connection."""
 
     deadline: Deadline | None = None
-    """Limits the steps that read and write rows, if there is one."""
+    """Limits the steps that read and write rows, if set."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -99,7 +99,7 @@ class Scratch:
 
     def _fill(self, step: Fill) -> int:
         name = in_temp(step.table)
-        # One round trip; not prepared, for these are three statements. The INSERT's result is the second.
+        # One round trip; not prepared, because these are three statements. The INSERT's result is the second.
         with self._limited():
             cursor = self.connection.execute(
                 statement(f"{self._creation(step)}; INSERT INTO {name} {step.select}; ANALYZE {name}"),
@@ -128,10 +128,10 @@ class Scratch:
         return nullcontext() if self.deadline is None else self.deadline.statement()
 
     def evaluate(self, tables: Tables, view: str, path: str) -> str:
-        """Put the rows of a view into a temporary table, evaluated under a search_path; its SQL name.
+        """Put the rows of a view into a temporary table, evaluated under a search_path; return its SQL name.
 
         The name of the view is SQL, with its schema. Nothing else is parsed under that path, so that nobody
-        who may create objects in one of its schemas can have our SQL mean something else.
+        who may create objects in one of its schemas can change the meaning of our SQL.
         """
         select, name = f"SELECT * FROM {view}", tables.sql("rows")
         self.execute(Shape(tables.name("rows"), select))
@@ -152,5 +152,5 @@ class Scratch:
 
 
 def in_temp(table: str) -> str:
-    """The SQL name of a temporary table."""
+    """Return the SQL name of a temporary table."""
     return f"pg_temp.{identifier(table)}"

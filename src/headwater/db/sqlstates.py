@@ -1,13 +1,13 @@
 """What a refresh does about an error of the server: one decision for each class of SQLSTATEs.
 
 A delta evaluates expressions for rows that the query itself never has: a term joins a new row with an old one
-that were never there together, a condition that hid a row is evaluated after what it protects, a value goes
-through a temporary table. So it may meet any error that a row can cause, and users' functions can raise
-whatever SQLSTATE they like. Recomputing through the query decides: what the query does not raise is no error
-of the stream table, and what it does raise is the user's.
+that never existed at the same time, a condition that hid a row is evaluated after the expression it protects,
+a value goes through a temporary table. So it may meet any error that a row can cause, and users' functions
+can raise any SQLSTATE. Recomputing through the query decides: if the query raises no error, the stream table
+has none; if it raises one, it is the user's.
 
-Recomputing is out of place only where an error says nothing about the data: the connection is gone, somebody
-wants the refresh to end, it lost a race, the machine has no room. Those are listed here with a reason. Every
+Recomputing makes no sense where an error says nothing about the data: the connection is gone, somebody
+cancelled the refresh, it lost a race, the machine has no room. Those are listed here with a reason. Every
 other SQLSTATE, also one that PostgreSQL does not know, leads to recomputing.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Response:
-    """What a class of errors, met by a delta, leads to."""
+    """How a refresh responds to a class of errors that a delta met."""
 
     recompute: bool
     why: str
@@ -83,12 +83,12 @@ RESPONSES: dict[str, Response] = {
     "P0": _recompute("a function of PL/pgSQL raised it for some value"),
     "XX": _recompute("the server failed inside, at what a delta asks or at a change table"),
 }
-"""By class, or by SQLSTATE where one of a class differs: all of Appendix A of PostgreSQL's manual."""
+"""By class, or by SQLSTATE where one differs from its class: all of Appendix A of PostgreSQL's manual."""
 UNKNOWN = _recompute("not the server's own: a function raised it")
 
 
 def response(sqlstate: str) -> Response:
-    """What an error that a delta meets leads to.
+    """Return the response to an error that a delta met.
 
     >>> response("22012").recompute, response("42501").recompute, response("42P01").recompute
     (True, False, True)
@@ -97,6 +97,6 @@ def response(sqlstate: str) -> Response:
 
 
 def leads_to_recomputing(error: BaseException) -> bool:
-    """Whether the query itself is to decide about an error; without a SQLSTATE it is none of the server's."""
+    """Tell whether the query must decide about an error; one without a SQLSTATE is not the server's."""
     sqlstate: str | None = getattr(error, "sqlstate", None)
     return response(sqlstate).recompute if sqlstate else False

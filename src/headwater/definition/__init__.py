@@ -1,1 +1,1 @@
-"""Definition views: the server resolves the query, and these modules ask it for what a plan needs."""
+"""Definition views: the server resolves the query, and these modules read from it what a plan needs."""

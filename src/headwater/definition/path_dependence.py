@@ -5,9 +5,10 @@ each time: the names of catalog objects (regclass and its like) when they are tu
 it, and the names in the bodies of functions, unless a body was resolved when the function was made (BEGIN
 ATOMIC) or the function has a search_path of its own.
 
-Deltas are our SQL, and our SQL never runs under the search_path of a user: whoever may create a function in
-one of its schemas could have ours call it. So what depends on the path is recomputed, from the view itself.
-No false "independent" is wanted here; a false "dependent" costs deltas, and the reason says what to do.
+Deltas are our SQL, and our SQL never runs under the search_path of a user: anybody who may create a function
+in one of its schemas could make ours call it. So a query that depends on the path is recomputed, from the
+view itself. A false "independent" would be wrong; a false "dependent" only costs deltas, and the reason says
+what to do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CLOCKS_AND_CHANCE = frozenset(
     random random_normal gen_random_uuid uuidv4 uuidv7 setseed pg_sleep
     """.split()
 )
-"""Functions of PostgreSQL's own that are not immutable and look no name up."""
+"""Functions of PostgreSQL's own that are not immutable and look up no names."""
 
 RECORD = 2249
 CALLS = ("FUNCEXPR", "OPEXPR", "AGGREF", "WINDOWFUNC")
@@ -39,7 +40,7 @@ SPEAKING_OF_NAMES = re.compile(
 _NODE = re.compile(r"\{(COERCEVIAIO|FUNCEXPR|OPEXPR|AGGREF|WINDOWFUNC|JSON\w+|XMLEXPR) ")
 _TYPE = re.compile(r":\w*[tT]ype(?:Id|id)? (\d+)")
 _FUNCTION = re.compile(r":(?:funcid|aggfnoid|winfnoid|opfuncid) (\d+)")
-_CURRENT_SCHEMA = re.compile(r"\{SQLVALUEFUNCTION :op 14\b")  # a keyword, and no function
+_CURRENT_SCHEMA = re.compile(r"\{SQLVALUEFUNCTION :op 14\b")  # a keyword, not a function
 _WORD = re.compile(r'(\.\s*)?(?:"((?:[^"]|"")+)"|([^\W\d][\w$]*))')
 _QUALIFIED = re.compile(r'(?:"([^"]+)"|([^\W\d][\w$]*))\s*\.\s*(?:"([^"]+)"|([^\W\d][\w$]*))')
 _OPERATOR = re.compile(r"[-+*/<>=~!@#%^&|`?]+")
@@ -51,25 +52,25 @@ class Dependence:
     """What a query looks up by search_path when it is evaluated."""
 
     reasons: tuple[str, ...] = ()  # why its deltas would differ from it
-    possible: bool = False  # whether it is to be evaluated under the path of its definer
+    possible: bool = False  # whether it must be evaluated under the path of its definer
 
 
 @dataclass(frozen=True)
 class _Body:
-    """A function of a user's own."""
+    """A function of a user."""
 
     oid: int
     label: str
     language: str
     source: str
-    tree: str | None  # of a body that was resolved when the function was made
+    tree: str | None  # the tree of a body that was resolved when the function was made
     has_path: bool
-    types: list[int]  # of its arguments and its result
-    parts: list[int]  # functions that an aggregate consists of
+    types: list[int]  # types of its arguments and its result
+    parts: list[int]  # the functions that an aggregate consists of
 
 
 def dependence(connection: Connection, trees: Sequence[str], functions: Sequence[Function]) -> Dependence:
-    """Look for what a query, given by its parse trees, looks up by search_path when it is evaluated."""
+    """Find what a query, given by its parse trees, looks up by search_path when it is evaluated."""
     bodies = _bodies(connection, [function.oid for function in functions if not function.builtin])
     trees = [*trees, *(body.tree for body in bodies if body.tree is not None and not body.has_path)]
     unbound = [
@@ -86,7 +87,7 @@ def dependence(connection: Connection, trees: Sequence[str], functions: Sequence
         for function in functions
     )
     asks = asks or any(_CURRENT_SCHEMA.search(tree) for tree in trees)
-    # What is not immutable may put names together as it likes.
+    # A function that is not immutable may construct names in any way.
     follows = asks or any(body.oid in volatile or body.oid not in _oids(functions) for body in unbound)
     return Dependence(tuple(dict.fromkeys(reasons)), bool(reasons) or follows)
 
@@ -96,7 +97,7 @@ def _oids(functions: Iterable[Function]) -> set[int]:
 
 
 def _bodies(connection: Connection, functions: Sequence[int]) -> list[_Body]:
-    """Functions, and all that they call as far as they say: aggregates, resolved bodies, qualified names."""
+    """Return functions and what they visibly call: aggregates, resolved bodies, qualified names."""
     found: dict[int, _Body] = {}
     wanted = {"functions": sorted(functions), "schemas": list[str](), "names": list[str]()}
     while any(wanted.values()):
@@ -117,12 +118,12 @@ def _bodies(connection: Connection, functions: Sequence[int]) -> list[_Body]:
 
 
 def _names_as_text(connection: Connection, trees: Sequence[str]) -> list[str]:
-    """Why the text of catalog objects' names is part of a query."""
+    """Return why the text of catalog objects' names is part of a query."""
     types = {int(oid) for tree in trees for oid in _TYPE.findall(tree)}
     names = {oid: name for oid, name, is_name in _telling_types(connection, types) if is_name}
     if not names:
         return []
-    names.setdefault(RECORD, next(iter(names.values())))  # a row of anything
+    names.setdefault(RECORD, next(iter(names.values())))  # a row of any type
     called = sorted({int(oid) for tree in trees for oid in _FUNCTION.findall(tree)})
     stable = {
         row[0] for row in connection.execute(query("definition", "stable_functions"), {"functions": called})
@@ -141,7 +142,7 @@ def _names_as_text(connection: Connection, trees: Sequence[str]) -> list[str]:
 
 
 def _unbound_names(connection: Connection, bodies: Sequence[_Body]) -> list[str]:
-    """Why names in the bodies of functions mean something else under another search_path."""
+    """Return why names in the bodies of functions would mean something else under another search_path."""
     if not bodies:
         return []
     types = {oid for body in bodies for oid in body.types}
@@ -167,18 +168,18 @@ def _unbound_names(connection: Connection, bodies: Sequence[_Body]) -> list[str]
 
 
 def _telling_types(connection: Connection, types: Iterable[int]) -> list[tuple[int, str, bool]]:
-    """Types with operators outside pg_catalog or with names of objects in them: which, and if the latter."""
+    """Find types with operators outside pg_catalog, or with names of objects in them (True)."""
     rows = connection.execute(query("definition", "telling_types"), {"types": sorted(types)})
     return [(int(oid), str(name), bool(is_name)) for oid, name, is_name in rows]
 
 
 def _outside(connection: Connection, asking: LiteralString, names: Iterable[str]) -> set[str]:
-    """Those of these names that something outside PostgreSQL's own schemas has."""
+    """Return those names that exist outside PostgreSQL's own schemas."""
     return {str(name) for (name,) in connection.execute(asking, {"names": sorted(names)})}
 
 
 def _words(source: str) -> set[str]:
-    """Words that may be names without a schema, as they stand and folded.
+    """Return the words that may be names without a schema, as written and folded.
 
     >>> sorted(_words('SELECT "Rate" * shop.price(x) FROM Items i WHERE i.id = 1'))
     ['FROM', 'Items', 'Rate', 'SELECT', 'WHERE', 'from', 'i', 'items', 'rate', 'select', 'shop', 'where', 'x']
@@ -193,7 +194,7 @@ def _words(source: str) -> set[str]:
 
 
 def _operators(source: str) -> set[str]:
-    """Everything in a text that may be an operator: where one ends and the next begins is not looked at."""
+    """Return everything in a text that may be an operator, without finding where one ends."""
     return {
         run[start : start + length]
         for run in _OPERATOR.findall(source)
@@ -203,7 +204,7 @@ def _operators(source: str) -> set[str]:
 
 
 def _qualified(source: str) -> set[tuple[str, str]]:
-    """Names with a schema, as far as one can tell.
+    """Return the names with a schema, as far as one can tell.
 
     >>> sorted(_qualified('SELECT shop.price(x), "Shop"."Price"(x)'))
     [('Shop', 'Price'), ('shop', 'price')]

@@ -1,7 +1,7 @@
-"""Reading a definition view: the server resolves the query, and this module asks it for what a plan needs.
+"""Reading a definition view: the server resolves the query, and this module reads what a plan needs.
 
 Nothing here guesses: names and dependencies come from the view's stored parse tree, types from the catalog,
-and whether the parser kept the query's meaning from the server's own deparsing of both texts.
+and the server's own deparsing of both texts shows whether the parser kept the query's meaning.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from headwater.util.lru_cache import LRUCache
 Result = TypeVar("Result")
 
 REMEMBERED = 10_000
-"""Definitions that a process keeps."""
+"""How many definitions a process keeps."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Definition:
     candidates: tuple[Candidate, ...]  # parts of the plan that may get storage of their own
     reasons: tuple[str, ...]
     code: str  # a digest of the functions of users' own that it calls, and of how collations sort
-    relations: tuple[int, ...]  # all that it reads, plain views included
+    relations: tuple[int, ...]  # everything that it reads, including plain views
     signature: str
     follows_path: bool = False  # whether it must be evaluated under the search_path of its definer
     _layers: dict[tuple[tuple[str, int], ...], Layers] = field(
@@ -73,19 +73,19 @@ class Definition:
     )
 
     def mode_for(self, mode: str) -> str:
-        """The mode, or full if the definition has come to allow no other."""
+        """Return the mode, or full if the definition no longer allows another one."""
         return mode if self.plan is not None else "full"
 
     def maintenance(self, mode: str) -> MaintenancePlan:
-        """The plan that a mode uses: the incremental one, or recomputing through the view itself."""
+        """Return the plan that a mode uses: the incremental one, or recomputing through the view itself."""
         if mode == "differential":
             assert self.plan is not None
             return self.plan
-        # The view is bound to its operators and functions; its text would be looked up again.
+        # The view is bound to its operators and functions; the names in its text would be looked up again.
         return RecomputePlan(self.columns, f"SELECT * FROM {self.view}")
 
     def fingerprint(self, mode: str) -> str:
-        """Changes when what is computed or stored changes, not when something is renamed."""
+        """Return a digest that changes when what is computed or stored changes, but not with a rename."""
         if mode == "differential":
             return self._incremental_fingerprint
         return "; ".join(f"{column.name} {column.type.sql}" for column in self.columns)
@@ -96,7 +96,7 @@ class Definition:
         return f"{fingerprint(self.plan.root)} {' '.join(self.plan.stored_columns)} {self.code}"
 
     def layers(self, kept: Mapping[str, Source]) -> Layers:
-        """The plan over those of its parts that are kept, by name."""
+        """Return the plan over those of its parts that are kept, by name."""
         assert self.plan is not None
         key = tuple((name, source.relation) for name, source in kept.items())
         if key not in self._layers:
@@ -114,7 +114,7 @@ class Definitions(LRUCache[int, Definition]):
 
     def __init__(self) -> None:
         super().__init__(REMEMBERED)
-        self.found = self.read = 0  # how often one was there, and how often it had to be read
+        self.found = self.read = 0  # cache hits and misses
         self.seen: set[int] = set()  # stream tables whose definition was read; it may have changed since
         self.compiled: dict[int, CompiledRefresh] = {}  # by stream table
 
@@ -123,9 +123,9 @@ class DefinitionReader:
     """Reads definitions, and keeps each plan for as long as what it was made from stays the same.
 
     Reading makes temporary views and tables. Until its transaction ends, the server locks every function,
-    operator, type and collation in them, and a user who replaces the function waits. So a transaction that
-    takes long, such as a refresh, never reads: it takes what is known (`current`), compares the signature,
-    and ends if that differs. `prepared` then reads what was missing in a short transaction, and tries again.
+    operator, type and collation in them, and a user who replaces the function waits. So a long transaction,
+    such as a refresh, never reads: it takes a known definition (`current`), compares the signature, and ends
+    if that differs. `prepared` then reads what was missing in a short transaction, and tries again.
     """
 
     def __init__(self, connection: Connection, known: Definitions | None = None) -> None:
@@ -141,7 +141,7 @@ class DefinitionReader:
     def read(self, view: int) -> Definition:
         """Return the definition behind a view; read it unless it is known.
 
-        Nothing of the reading stays, no lock either: it happens in a savepoint that is rolled back, or in a
+        Reading leaves nothing behind, not even a lock: it happens in a savepoint that is rolled back, or in a
         transaction of its own if none is open.
         """
         known = self._unchanged(view)
@@ -162,9 +162,9 @@ class DefinitionReader:
     ) -> Definition:
         """Return the definition of a stream table if it is known and unchanged; raise Unread if not.
 
-        Raises also if that of another one was never read that the same transaction will need, before the
-        transaction does work that would be lost. If the transaction itself may have changed what is read,
-        nobody can read it elsewhere: then it is read here.
+        It also raises if the same transaction will need another definition that was never read, before the
+        transaction does work that would be lost. If the transaction itself may have changed what is read, no
+        other session can see that: then it is read here.
         """
         view = definition_oid(self._connection, stream_table_id)
         if changed_here:
@@ -179,9 +179,10 @@ class DefinitionReader:
         return known
 
     def prepared(self, attempt: Callable[[], Result]) -> Result:
-        """Run a transaction that calls `current`; once more, at once, if it was stopped for a definition.
+        """Run a transaction that calls `current`; repeat it once if it was stopped for a definition.
 
-        Should that be stopped, too, the definition is changing just now: who retries comes later.
+        If the repetition is stopped, too, the definition is changing just now, and the caller's next retry
+        comes later.
         """
         self._catch_up()
         try:
@@ -195,7 +196,7 @@ class DefinitionReader:
         while self._missing:
             number = self._missing.pop()
             view = find_definition(self._connection, number)
-            if view is not None:  # else whoever needs it says that it is gone
+            if view is not None:  # otherwise the code that needs it reports that it is gone
                 self.read(view)
             self._known.seen.add(number)
 
@@ -205,7 +206,7 @@ class DefinitionReader:
         if (
             known is None
             or _signature(self._connection, view, known.relations) != known.signature
-            or known.view != _name(self._connection, view)  # it took the place of another definition
+            or known.view != _name(self._connection, view)  # it replaced another definition
         ):
             return None
         return known
@@ -299,7 +300,7 @@ def _plan(types: TypeReader, parsed: Parsed, outputs: tuple[Column, ...], view: 
         # The server plans the user's own text best.
         query = f"SELECT * FROM {view}" if columns else now_sql(root)
         plan = BagPlan(outputs, query, root, columns)
-    types.columns_of_query(plan.full_sql())  # for the server's word that it is valid
+    types.columns_of_query(plan.full_sql())  # so that the server confirms that it is valid
     return plan
 
 
@@ -323,7 +324,7 @@ def _candidate(types: TypeReader, part: Query, plan: IncrementalPlan, whole: boo
 
 
 def _staged_nodes(root: Query) -> list[Query]:
-    """What is nonlinear inside a query, with what it reads: a refresh keeps their rows in tables."""
+    """Return the nonlinear nodes inside a query and what they read: a refresh puts their rows into tables."""
     found: dict[Query, None] = {}
 
     def walk(node: Node, *, top: bool) -> None:
@@ -351,7 +352,7 @@ def _functions_called(
 
 
 def _disagreements(texts: Sequence[str], trees: Sequence[str], known: Relations) -> list[str]:
-    """Why the server's analysis of a query is not what was read in its text."""
+    """Return where the server's analysis of a query differs from what was read in its text."""
     found = []
     for text, tree in zip(texts, trees, strict=True):
         differ = disagreement(levels_read(parse(text), known), levels_analysed(tree))

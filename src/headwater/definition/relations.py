@@ -17,7 +17,7 @@ class ReadRelation:
     oid: int
     schema: str
     name: str
-    label: str  # both, quoted where SQL needs it
+    label: str  # schema and name, quoted where SQL needs it
     kind: str  # relkind
     stream_table_id: int | None
     temporary: bool
@@ -84,7 +84,7 @@ def relations_read(connection: Connection, view: int) -> list[ReadRelation]:
 
 
 def read_source(connection: Connection, relation: int) -> Source | None:
-    """A relation as a source, or None if it is gone."""
+    """Return a relation as a source, or None if it does not exist."""
     row = connection.execute(query("definition", "relation"), {"relation": relation}).fetchone()
     if row is None:
         return None

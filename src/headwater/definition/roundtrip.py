@@ -1,4 +1,4 @@
-"""Whether texts mean the same to the server: what the parser prints, and two definitions."""
+"""Whether texts mean the same to the server: the text that the parser prints, and two definitions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from headwater.db.connection import Connection, one
 from headwater.definition.types import TypeReader
 from headwater.definition.views import canonical_text, parse_tree
 from headwater.plan import volatility
+from headwater.plan.deparse import query_text
 from headwater.plan.errors import Unsupported
-from headwater.plan.syntax import parse, query_text
+from headwater.plan.syntax import parse
 
 
 def same_meaning(connection: Connection, one_view: int, other_view: int) -> bool:
-    """Whether two views have the same columns and are the same query to the server."""
+    """Tell whether two views have the same columns and are the same query to the server."""
     first, second = (
         (
             canonical_text(connection, view),
@@ -27,9 +28,9 @@ def same_meaning(connection: Connection, one_view: int, other_view: int) -> bool
 
 
 def survives_round_trip(connection: Connection, text: str, view: int) -> bool:
-    """Whether the parser's text means the same to the server as the view that was parsed.
+    """Tell whether the parser's text means the same to the server as the view that was parsed.
 
-    It must be deparsed to the same text, or to the one that the view's own text has once it is parsed again:
+    It must be deparsed to the same text, or to the text that the view's own gives when it is parsed again:
     the server itself leaves out what is sorted by twice, and pulls the cast of an array to its elements. And
     it must call the same functions and operators: those that the text does not name (NULLIF, USING, IS
     DISTINCT FROM) could be found in another schema when it is parsed again.
@@ -47,7 +48,7 @@ def survives_round_trip(connection: Connection, text: str, view: int) -> bool:
 
 
 def _parsed_again(connection: Connection, text: str) -> tuple[str | None, list[tuple[str, int]]]:
-    """How the server deparses a query, and what it calls; no text if the server does not accept it."""
+    """Return how the server deparses a query, and what it calls; no text if the server rejects it."""
     try:
         with connection.transaction():
             connection.execute(sql.SQL("CREATE TEMP VIEW hw_round_trip AS {}").format(sql.SQL(text)))
@@ -61,5 +62,5 @@ def _parsed_again(connection: Connection, text: str) -> tuple[str | None, list[t
 
 
 def _plain_values(text: str) -> str:
-    """A list of VALUES in FROM is the same with and without a SELECT around it."""
+    """Write a list of VALUES in FROM the same way, with or without a SELECT around it."""
     return text.replace("( VALUES", "(VALUES")

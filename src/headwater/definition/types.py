@@ -16,7 +16,7 @@ from headwater.plan.operators import ColumnType, Output, Select, SourceColumn
 from headwater.plan.render import now_sql
 from headwater.plan.values import Column
 
-# Types whose equality is identity. For the others equal values can differ: 1.0 and 1.00, 0 and -0.
+# Types whose equality is identity. Of the others, equal values can differ: 1.0 and 1.00, 0 and -0.
 EXACT_TYPES = frozenset(
     {16, 17, 18, 19, 20, 21, 23, 25, 26, 650, 829, 869, 1043, 1082, 1083, 1114, 1184, 2950, 3220, 5069}
     # reg*: object ids, whose texts follow renames
@@ -25,30 +25,30 @@ EXACT_TYPES = frozenset(
 INTEGER_TYPES = frozenset({20, 21, 23})
 FLOAT_TYPES = frozenset({700, 701})
 NUMERIC_TYPE = 1700
-# Known to have hash and equality; the rest is asked for.
+# These are known to have hash and equality; the server is asked about the others.
 COMPARABLE_TYPES = EXACT_TYPES | FLOAT_TYPES | {NUMERIC_TYPE, 1042, 1186, 1266, 3802}
 
 
 def expression_types(connection: Connection, block: Select, trees: Sequence[Expression]) -> list[ColumnType]:
-    """The types of expressions over the inputs of a block; Unsupported if one of them has none."""
+    """Return the types of expressions over the inputs of a block; raise Unsupported if one has none."""
     outputs = tuple(Output(f"e{number}", tree) for number, tree in enumerate(trees))
     text = now_sql(Select(block.inputs, (), outputs))
     try:
         with connection.transaction(force_rollback=True):  # so that no type stays locked
             return [column.type for column in TypeReader(connection).columns_of_query(text)]
-    except psycopg.ProgrammingError as error:  # ROW (…) and the ANY (…) of a comparison are no values
+    except psycopg.ProgrammingError as error:  # ROW (…) and the ANY (…) of a comparison are not values
         raise Unsupported(f"{error.diag.message_primary}") from error
 
 
 class TypeReader:
-    """What the server knows about columns, with what it must be asked for each type remembered."""
+    """Reads what the server knows about columns, and remembers what it said about each type."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._comparable: dict[str, tuple[bool, bool]] = {}
 
     def columns_of(self, relations: Sequence[int]) -> dict[int, list[SourceColumn]]:
-        """The live columns of relations."""
+        """Return the live columns of relations."""
         columns: dict[int, list[SourceColumn]] = {relation: [] for relation in relations}
         rows = self._connection.execute(
             query("definition", "columns"), {"relations": list(relations)}
@@ -68,7 +68,7 @@ class TypeReader:
         return columns
 
     def columns_of_query(self, text: str) -> tuple[Column, ...]:
-        """The columns of a query's result."""
+        """Return the columns of a query's result."""
         shape = sql.Identifier("pg_temp", "hw_shape")
         self._connection.execute(
             sql.SQL("CREATE TEMP TABLE hw_shape ON COMMIT DROP AS ({}) WITH NO DATA").format(sql.SQL(text))
@@ -110,7 +110,7 @@ class TypeReader:
         return kind
 
     def _comparisons(self, base: str) -> tuple[bool, bool]:
-        """Whether GROUP BY and hash_record_extended take a type."""
+        """Tell whether GROUP BY and hash_record_extended accept a type."""
         if base not in self._comparable:
             null = sql.SQL("NULL::{}").format(sql.SQL(base))
             self._comparable[base] = (
@@ -129,5 +129,5 @@ class TypeReader:
 
 
 def _declared_scale(typmod: int) -> int | None:
-    """The fractional digits of values of a numeric type; a negative scale rounds and shows none."""
+    """Return the fractional digits of values of a numeric type; a negative scale rounds and shows none."""
     return None if typmod == -1 else max(0, (((typmod - 4) & 0x7FF) ^ 0x400) - 0x400)

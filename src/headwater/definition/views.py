@@ -16,9 +16,9 @@ DEFINITIONS = "headwater_defs"
 
 
 def new_definition_name(stream_table_id: int, label: str) -> str:
-    """The name, in its schema, of a definition view that is to be made, as `headwater.definition` finds it.
+    """Return the name of a new definition view, in its schema, as `headwater.definition` finds it.
 
-    It also names the stream table: it is in the server's words when a change to a source is refused.
+    It contains the name of the stream table: the server shows it when it refuses a change to a source.
     """
     name = f"def_{stream_table_id} of {label}"
     return name.encode()[:LONGEST_NAME].decode(errors="ignore")
@@ -31,7 +31,7 @@ def definition_name(connection: Connection, stream_table_id: int) -> sql.Identif
 
 
 def definition_oid(connection: Connection, stream_table_id: int) -> int:
-    """The definition view of a stream table."""
+    """Return the definition view of a stream table."""
     oid = find_definition(connection, stream_table_id)
     if oid is None:
         raise RefreshFailed(
@@ -43,7 +43,7 @@ def definition_oid(connection: Connection, stream_table_id: int) -> int:
 
 
 def find_definition(connection: Connection, stream_table_id: int) -> int | None:
-    """The definition view of a stream table, if it is there."""
+    """Return the definition view of a stream table, if it exists."""
     oid: int | None = one(connection, "SELECT headwater.definition(%s)", (stream_table_id,))[0]
     return oid
 
@@ -53,7 +53,7 @@ def canonical_text(connection: Connection, view: int) -> str:
 
 
 def deparsed(connection: Connection, text: str, parameters: Mapping[str, object]) -> str:
-    """What the server makes of views; raises TryAgain if one was replaced while it was looked at."""
+    """Return how the server deparses views; raise TryAgain if one was replaced meanwhile."""
     try:
         return str(one(connection, text, parameters)[0])
     except psycopg.errors.InternalError_ as error:

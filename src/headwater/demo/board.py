@@ -16,15 +16,15 @@ from headwater.inspect.verify import Verification
 
 @dataclass
 class Row:
-    """What is known of one stream table."""
+    """What is known about one stream table."""
 
     example: Example
     rows: int | None = None
     lag_seconds: float | None = None
-    lags: list[float] = field(default_factory=list)  # seconds, as often as it was looked at
+    lags: list[float] = field(default_factory=list)  # seconds, each time it was looked at
     last: HistoryEntry | None = None
     refreshes: int = 0
-    delta_rows: int = 0  # change rows that its deltas took in
+    delta_rows: int = 0  # change rows that its deltas consumed
     milliseconds: list[float] = field(default_factory=list)
     verified: int = 0  # equal
     difference: Verification | None = None  # the latest that was not equal
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Speed:
-    """One stream table, the same changes: applied as a delta, and recomputed."""
+    """One stream table with the same changes: applied as a delta, and recomputed."""
 
     name: str
     delta_ms: float
@@ -53,7 +53,7 @@ class Board:
         self.written = written
         self.rows = {example.label: Row(example) for example in EXAMPLES}
         self.last_verification: Verification | None = None
-        self.problems: dict[str, int] = {}  # each with how often
+        self.problems: dict[str, int] = {}  # each with how often it occurred
         self.top: list[tuple[str, Decimal, int]] = []  # region, revenue, items
         self.top_before: dict[str, Decimal] = {}
         self.speeds: list[Speed] = []
@@ -66,7 +66,7 @@ class Board:
         self._started = time.monotonic()
 
     def end(self) -> None:
-        """What the shop writes from now on does not count."""
+        """Stop counting what the shop writes."""
         self._ended = time.monotonic()
         self.written = replace(self.written)
 
@@ -81,10 +81,10 @@ class Board:
         return 0.0 if self._ended is not None else max(0.0, self.seconds - self.elapsed)
 
     def refreshed(self, entry: HistoryEntry) -> None:
-        """Counts a refresh. In this run nothing should ever need recomputing, so that is a problem."""
+        """Count a refresh. In this run nothing should ever be recomputed, so that is a problem."""
         with self.lock:
             row = self.rows.get(entry.stream_table)
-            if row is None:  # of somebody else, in a database that was given
+            if row is None:  # belongs to somebody else, in a database that was given
                 return
             if entry.status != "completed":
                 self.problem(f"the refresh of {entry.stream_table} failed: {entry.error}")

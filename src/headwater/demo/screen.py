@@ -30,7 +30,7 @@ GOOD, BAD = "green", "bold red"
 
 
 def frame(board: Board, size: ConsoleDimensions) -> RenderableType:
-    """The whole picture for a terminal of this size."""
+    """Return the whole picture for a terminal of this size."""
     wide, tall = size.width >= WIDE, size.height >= TALL
     with board.lock:
         parts: list[RenderableType] = [
@@ -47,7 +47,7 @@ def frame(board: Board, size: ConsoleDimensions) -> RenderableType:
             parts.append(panels)
         else:
             parts.append(_writer_line(board))
-            # What is left under the table, which has two lines for each stream table when there is room.
+            # The room under the table, which has two lines for each stream table if there is enough.
             used = 1 + (4 + len(board.rows) * (2 if tall else 1)) + 3 + 3 + 2
             parts.append(_top_panel(board, rows=max(1, min(8, size.height - used - 1)), bars=False))
         for problem in list(board.problems)[:2]:
@@ -219,17 +219,17 @@ def _number(value: int | None) -> str:
 
 
 def picture(board: Board) -> str:
-    """A frame as an SVG."""
+    """Return a frame as an SVG."""
     return svg(frame(board, PICTURE), "headwater demo", PICTURE.width)
 
 
 def svg(shown: RenderableType, title: str, width: int) -> str:
-    """What a terminal would show, as an SVG that needs nothing from elsewhere."""
+    """Return what a terminal would show, as a self-contained SVG."""
     console = Console(
         record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor"
     )
     console.print(shown)
-    # The template names fonts on a server of others; the reader's own are good enough.
+    # The template names fonts on a third party's server; the reader's own are good enough.
     template = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     template = re.sub(r"<!--.*?-->\s*", "", template, flags=re.DOTALL)
     template = template.replace("font-family: Fira Code, monospace", "font-family: ui-monospace, monospace")
@@ -242,7 +242,7 @@ def svg(shown: RenderableType, title: str, width: int) -> str:
 
 
 def line(board: Board) -> str:
-    """One second in one line."""
+    """Return one second in one line."""
     with board.lock:
         parts = [f"{board.elapsed:4.0f} s", f"{board.written.transactions} transactions"]
         for row in board.rows.values():
@@ -265,7 +265,7 @@ def _short(verification: Verification) -> str:
 
 
 def summary(board: Board, *, given: bool) -> RenderableType:
-    """What was shown, whether it held, and what to try next."""
+    """Return the summary: what was shown, whether it held, and what to try next."""
     parts: list[RenderableType] = [Text(""), _verdict(board), _totals(board)]
     if board.problems:
         parts.append(_problems(board))

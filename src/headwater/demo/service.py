@@ -21,7 +21,7 @@ class Service:
     def __init__(self, dsn: str, database: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, it is closed with the service
         program = [sys.executable, "-m", "headwater", "serve", "--database", database]
-        # By the environment, where other users of the machine do not see its password.
+        # In the environment, where other users of the machine do not see its password.
         environment = {**os.environ, "HEADWATER_DSN": dsn, "HEADWATER_DIRECT_DSN": dsn}
         self._program = Attached(program, environment, self._log)
 
@@ -47,7 +47,7 @@ class Service:
         return masked("\n".join(lines))
 
     def stop(self) -> None:
-        """Has it finish what runs, and waits for that; harmless when it has ended."""
+        """Let it finish running refreshes, and wait for that; harmless when it has ended."""
         if self._log.closed:
             return
         self._program.stop(STOPPING_SECONDS)

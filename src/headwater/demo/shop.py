@@ -1,4 +1,4 @@
-"""The shop: its tables, the stream tables over them, and a customer base that never rests.
+"""The shop: its tables, the stream tables over them, and customers who never rest.
 
 Everything is derived from a seed: the rows that are loaded and the sequence of the writer's transactions.
 """
@@ -76,7 +76,7 @@ class Example:
     """A stream table of the demo."""
 
     name: str
-    shows: str  # the parts of SQL that it is here for
+    shows: str  # the parts of SQL that it demonstrates
     query: str
     schedule: str = "1s"
     large: bool = False  # for Spark
@@ -176,14 +176,14 @@ class Written:
 
 
 class Shop:
-    """Loads the shop and goes on trading. It knows its open orders and prices, so it never has to ask."""
+    """Loads the shop and keeps trading. It knows its open orders and prices, so it never has to ask."""
 
     def __init__(self, seed: int = SEED) -> None:
         self.written = Written()
         self._random = random.Random(seed)
         self._prices: list[Decimal] = []
         self._open: list[int] = []
-        self._lines: dict[int, int] = {}  # of the open orders
+        self._lines: dict[int, int] = {}  # lines of the open orders
         self._last_order = ORDERS
         self._operations: tuple[Callable[[Connection], None], ...] = (
             self._place_order,
@@ -195,7 +195,7 @@ class Shop:
         )
 
     def load(self, connection: Connection) -> None:
-        """Creates the tables in the schema, which exists, and fills them."""
+        """Create the tables in the schema, which exists, and fill them."""
         connection.execute(TABLES)
         pick = self._random
         with connection.cursor() as cursor:
@@ -233,14 +233,14 @@ class Shop:
         connection.execute(KEYS)
 
     def trade(self, connection: Connection) -> None:
-        """One transaction of the shop's day."""
+        """Run one transaction of the shop's day."""
         [operation] = self._random.choices(self._operations, weights=(44, 20, 6, 12, 8, 10))
         with connection.transaction():
             operation(connection)
         self.written.transactions += 1
 
     def _item(self) -> tuple[int, int, Decimal]:
-        """Product, quantity and price of an order's line; low product numbers sell best."""
+        """Return product, quantity and price of an order's line; low product numbers sell best."""
         product = int(PRODUCTS * self._random.random() ** 1.5) + 1
         return product, self._random.randint(1, 4), self._prices[product - 1]
 
@@ -312,7 +312,7 @@ class Shop:
 
 
 def connect_writer(dsn: str) -> Connection:
-    """The shop's own connection, as an application would have it."""
+    """Return the shop's own connection, as an application would have it."""
     connection = psycopg.connect(dsn, autocommit=True, application_name="headwater demo shop")
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection

@@ -1,9 +1,9 @@
 """The demo from start to end: a small shop, and `headwater serve` behind it.
 
-The service is a process of its own, as it would be in earnest, and knows nothing of the demo. Three threads
-work beside it: the shop's writer, a verifier, and the one that watches; what they know of the service is what
-the catalog says. The first interrupt ends the run as if its time were over, or the preparations at the next
-step; one more ends what is under way at once. What was made is removed in every case.
+The service is a process of its own, as in production, and knows nothing of the demo. Three threads work
+beside it: the shop's writer, a verifier, and the one that watches; they know of the service only what the
+catalog says. The first interrupt ends the run as if its time were over, or the preparations at the next step;
+another one ends the current work at once. What was made is removed in every case.
 
 The picture in the documentation is a frame of a real run, taken when two thirds of it are over:
 
@@ -45,9 +45,10 @@ FRAMES_PER_SECOND = 4
 SPEED_ROUNDS = 3
 LOOK_PAUSE = 0.1
 ENTRIES = 500
-"""Of the history, read at once; more than a service writes for these stream tables in half a second."""
+"""Entries of the history, read at once; more than a service writes for these stream tables in half a second.
+"""
 PATIENCE = 300.0
-"""Seconds that the service has to begin, and to catch up at the end."""
+"""Seconds that the service has to start, and to catch up at the end."""
 OWNER_MARK = "made by headwater demo, which removes it"
 DEMO_LOCK = 4_855_311_390
 """Held while a demo runs in a database."""
@@ -55,10 +56,10 @@ INTERRUPTED = 130
 
 
 def run(seconds: float, dsn: str | None, console: Console, engine: EngineName = "spark") -> int:
-    """Shows stream tables at work; 0 if every verification was equal and every refresh went well.
+    """Show stream tables at work; return 0 if every verification was equal and every refresh succeeded.
 
-    Without a DSN on a private server, which is gone afterwards; with one in a schema of that database. The
-    engine is that of the large stream table. Raises HeadwaterError when it cannot even begin.
+    Without a DSN it runs on a private server, which is removed afterwards; with one, in a schema of that
+    database. The engine is that of the large stream table. Raises HeadwaterError when it cannot even begin.
     """
     interrupts = _Interrupts()
     with interrupts.installed():
@@ -121,7 +122,7 @@ def _perform(
 
 @contextmanager
 def _database(dsn: str | None, console: Console, interrupts: _Interrupts) -> Iterator[tuple[str, str]]:
-    """The address of a database with Headwater and an empty schema for the shop, and what to call it."""
+    """Provide a database with Headwater and an empty schema for the shop, and its name for users."""
     if dsn is None:
         installation = find_installation()
         version = "{}.{}".format(*installation.version)
@@ -166,7 +167,7 @@ def _create_schema(connection: Connection) -> None:
 
 
 def _remove_abandoned(headwater: Headwater) -> None:
-    """Clears away what a demo that was killed left; a schema that is not ours is left alone."""
+    """Remove what a killed demo left; a schema that is not ours is left alone."""
     row = headwater.connection.execute(
         "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = %s", (SCHEMA,)
     ).fetchone()
@@ -181,7 +182,7 @@ def _remove_abandoned(headwater: Headwater) -> None:
 
 
 def _remove(dsn: str) -> None:
-    """Over a connection of its own, for the others may be broken or in the middle of something."""
+    """Remove the shop, over a new connection, because the others may be broken or busy."""
     with connect(dsn) as headwater:
         _drop_everything(headwater)
 
@@ -231,7 +232,7 @@ def _prepare(
 def _hand_over(
     headwater: Headwater, writer: Connection, shop: Shop, service: Service, interrupts: _Interrupts
 ) -> int:
-    """Writes until the service has refreshed each stream table; the latest entry of the history then.
+    """Write until the service has refreshed each stream table; return the latest entry of the history.
 
     It takes as long as the service needs to start, and to start Spark: that counts as a slow refresh, after
     which the service pauses, so the large one is waited for twice.
@@ -261,7 +262,7 @@ def _check(service: Service) -> None:
         raise HeadwaterError("the demo lost its service", detail=end)
 
 
-# what goes on meanwhile
+# what runs meanwhile
 
 
 class _Thread(threading.Thread):
@@ -282,7 +283,7 @@ class _Thread(threading.Thread):
 
 
 def _trade(connection: Connection, shop: Shop, stop: threading.Event) -> None:
-    """A steady rate: a late transaction is not made up for, so a slow server is not flooded."""
+    """Trade at a steady rate: a late transaction is not made up for, so a slow server is not flooded."""
     pause = 1 / TRANSACTIONS_PER_SECOND
     due = time.monotonic()
     while not stop.is_set():
@@ -313,15 +314,15 @@ def _verify_one(headwater: Headwater, board: Board, label: str) -> None:
 
 
 class _Watch:
-    """Brings what the catalog says onto the board, and the board onto the screen."""
+    """Brings the state of the catalog onto the board, and the board onto the screen."""
 
     def __init__(self, headwater: Headwater, board: Board, service: Service, seen: int) -> None:
-        """`seen` is the latest entry of the history that does not count."""
+        """Start after `seen`, the latest entry of the history that does not count."""
         self._headwater, self._board, self._service = headwater, board, service
         self._after, self._counted = seen, set[int]()
 
     def show(self, console: Console, stop: threading.Event) -> None:
-        """Until the time is over or something stops the run."""
+        """Show the run until its time is over or something stops it."""
         board = self._board
         if not console.is_terminal:
             while not stop.wait(min(1.0, board.left)) and board.left:
@@ -355,9 +356,9 @@ class _Watch:
             Path(picture).write_text(screen.picture(board), encoding="utf-8")
 
     def count(self) -> None:
-        """Takes in what the history has to tell since the last time."""
+        """Count what the history has recorded since the last time."""
         for entry in reversed(self._headwater.history(limit=ENTRIES)):
-            # Two that ran at once need not commit in the order of their numbers.
+            # Two refreshes that ran at once need not commit in the order of their numbers.
             if entry.id > self._after and entry.id not in self._counted:
                 self._counted.add(entry.id)
                 self._board.refreshed(entry)
@@ -365,7 +366,7 @@ class _Watch:
 
 @contextmanager
 def _step(console: Console, what: str) -> Iterator[None]:
-    """Says what takes a moment: on a terminal with the time that it took."""
+    """Announce a slow step: on a terminal with the time that it took."""
     if not console.is_terminal:
         console.print(f"{what} …", highlight=False, soft_wrap=True)
         yield
@@ -380,7 +381,7 @@ def _step(console: Console, what: str) -> Iterator[None]:
 
 
 def _finish(headwater: Headwater, board: Board, watch: _Watch, service: Service) -> None:
-    """Waits until nothing waits, and then compares what the service has stored."""
+    """Wait until no changes wait, and then compare what the service has stored."""
     try:
         deadline = time.monotonic() + PATIENCE
         while behind := [label for label in board.rows if headwater.status(label).lag_seconds != 0]:
@@ -397,9 +398,9 @@ def _finish(headwater: Headwater, board: Board, watch: _Watch, service: Service)
 
 
 def _speeds(headwater: Headwater, writer: Connection, shop: Shop, rounds: int) -> list[Speed]:
-    """Medians of the rounds: a second's worth of changes, then each as a delta, then each recomputed.
+    """Return the medians of rounds: a second's worth of changes, then each as a delta, then recomputed.
 
-    Only after everything was verified, for recomputing would hide a difference.
+    Only after everything was verified, because recomputing would hide a difference.
     """
     deltas: dict[str, list[float]] = {example.name: [] for example in EXAMPLES}
     fulls: dict[str, list[float]] = {example.name: [] for example in EXAMPLES}
@@ -428,7 +429,7 @@ class _Interrupts:
         self.cleaning = False  # none may keep us from removing what was made
 
     def checkpoint(self) -> None:
-        """Between two steps of the preparations."""
+        """Check for interrupts between two steps of the preparations."""
         if self.received:
             raise KeyboardInterrupt
 

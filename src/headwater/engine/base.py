@@ -19,7 +19,7 @@ from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, Mai
 
 
 class Inexact(Exception):
-    """The engine met a value that it cannot hold or compute exactly; PostgreSQL can. Says which."""
+    """The engine met a value that it cannot represent or compute exactly; PostgreSQL can. Says which."""
 
 
 class Engine(Protocol):
@@ -27,26 +27,26 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """As the history records it."""
+        """The name that the history records."""
 
     def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
-        """The sources whose change rows it reads where they are, by oid, given how many wait for each."""
+        """Return the sources (oids) whose change rows it reads in place, given how many wait for each."""
 
     def bag_delta(self, tables: Tables, plan: BagPlan, staged: Staged) -> Steps[int]:
-        """Fills `delta` of a bag; how many rows that is, as of the others."""
+        """Fill `delta` of a bag. Like the other methods, return the number of rows."""
 
     def state_delta(self, tables: Tables, plan: GroupPlan, staged: Staged) -> Steps[int]:
-        """Fills `delta` of groups with an algebra."""
+        """Fill `delta` of groups with an algebra."""
 
     def affected_keys(self, tables: Tables, plan: GroupPlan, staged: Staged) -> Steps[int]:
-        """Fills `keys` of groups without an algebra."""
+        """Fill `keys` of groups without an algebra."""
 
     def recompute(self, tables: Tables, plan: GroupPlan, keys: str) -> Steps[int]:
-        """Fills `result` with the rows of the groups in a key table, as they are now."""
+        """Fill `result` with the rows of the groups in a key table, as they are now."""
 
     def recompute_all(self, tables: Tables, plan: MaintenancePlan, storage: str) -> Steps[int]:
-        """Fills `result` of groups with all there are, or `delta` of a bag with what differs from storage."""
+        """Fill `result` of groups with all groups, or `delta` of a bag with its difference from storage."""
 
 
 Engines = Callable[[MaintenancePlan], Engine]
-"""Which engine computes a plan, of several that a refresh takes."""
+"""The engine of each plan, of the several that a refresh executes."""

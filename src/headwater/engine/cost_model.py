@@ -1,8 +1,9 @@
 """Which engine a refresh uses: the one that costs the database less, within what the schedule allows.
 
-What each costs is a straight line over the number of change rows, fitted to the stream table's own history.
-Before there is any it is a guess; while there is little, the guess is scaled to what was seen. The work of
-the database is all of a refresh inside PostgreSQL; with Spark it is staging, reading, writing, applying.
+The cost of each engine is a straight line over the number of change rows, fitted to the stream table's own
+history. Before there is any history it is a guess; while there is little, the guess is scaled to what was
+observed. Inside PostgreSQL all of a refresh is work of the database; with Spark it is staging, reading,
+writing and applying.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Literal
 Name = Literal["postgres", "spark"]
 
 START_MS = 8_000.0
-"""What starting Spark takes, roughly; only a refresh that is longer than that is worth it."""
+"""About how long starting Spark takes; only a longer refresh is worth it."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One delta refresh of the past, without what planning took once; the latest come first."""
+    """One past delta refresh, without the time for planning; the latest come first."""
 
     engine: str
     rows: int
@@ -41,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an engine takes: of time, and of the database's work."""
+    """What an engine takes: elapsed time, and work of the database."""
 
     elapsed: Line
     database: Line
@@ -53,28 +54,28 @@ PRIORS: dict[Name, Cost] = {
     "spark": Cost(Line(140.0, 0.0027), Line(100.0, 0.0011)),
 }
 ENOUGH = 3
-"""Observations that make a line of their own, if their sizes differ enough."""
+"""This many observations make a line of their own, if their sizes differ enough."""
 SPREAD = 5
 
 
 FEW_ROWS = 100
-"""A delta of so few change rows takes about as long as one of a single row."""
+"""A delta of up to this many change rows takes about as long as one of a single row."""
 LONG_MS = 250.0
-"""A delta that takes longer is not repeated if it was seen once to take longer than recomputing."""
+"""A delta that takes longer is not repeated once it was seen to take longer than recomputing."""
 WORTH_SAVING_MS = 10.0
-"""Of a shorter delta, or one of few rows: recomputing must take so much less, as several deltas showed."""
+"""For a shorter delta, or one of few rows: several deltas must show that recomputing saves this much."""
 DEARER = 1.25
 """How many times as long as recomputing a delta must take to be given up."""
 MUCH_DEARER = 2.0
-"""The same where no delta of such a size was seen: a first one is worth a try."""
+"""The same where no delta of such a size was observed: a first one is worth a try."""
 TRIED_AGAIN = 8
-"""After so many refreshes, times what it loses, a delta that was given up is tried again."""
+"""A delta that was given up is tried again after this many refreshes, times the factor by which it loses."""
 MOST_PASSED_OVER = 31
-"""So many refreshes recompute at most before a delta is tried again, however many have failed."""
+"""At most this many refreshes recompute before a delta is tried again, however many have failed."""
 SHORTEST_PATIENCE_MS = 5_000.0
-"""A delta that takes less is never broken off."""
+"""A delta that takes less is never interrupted."""
 ALIKE = 5
-"""So many of the latest deltas of about a size tell what one takes."""
+"""This many of the latest deltas of about one size predict the next."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def choose(
     interval_ms: float | None,
     spark_runs: bool,
 ) -> Verdict:
-    """The engine for a delta of this many change rows."""
+    """Return the engine for a delta of this many change rows."""
     costs = {name: fitted(name, observations) for name in PRIORS}
     database = {name: cost.database.at(rows) for name, cost in costs.items()}
     elapsed = {name: cost.elapsed.at(rows) for name, cost in costs.items()}
@@ -125,14 +126,14 @@ def choose(
 def dearer_than_full(
     rows: int, observations: Sequence[Observation], full_ms: float | None, given_up: int = 0
 ) -> str | None:
-    """Why recomputing costs less than a delta of this many change rows, if it does as far as is known.
+    """Return why recomputing costs less than a delta of this many change rows, if it is known to.
 
-    One long delta is evidence enough. Short ones, and those of few rows, vary with what else the server does:
-    it takes several of about this size, and a saving that is worth it.
+    One long delta is evidence enough. Short ones, and those of few rows, vary with the load of the server:
+    several of about this size are needed, and a saving that is worth it.
 
-    `given_up` counts the refreshes since the last delta of such a size that were recomputed. After some of
-    them a delta is tried again, for an index may have come or the data may have changed; the more it is
-    expected to lose, the later, so that trying costs a fixed share of all.
+    `given_up` counts the refreshes that recomputed since the last delta of such a size. After some of them a
+    delta is tried again, because there may be a new index or other data. The more it is expected to lose, the
+    later that is, so that trying costs a fixed share of the total.
     """
     if full_ms is None or not observations:
         return None
@@ -150,7 +151,7 @@ def dearer_than_full(
 
 
 def passed_over(failures: int) -> int:
-    """How many refreshes recompute before a delta is tried again, if so many in a row met an error.
+    """Return how many refreshes recompute before a delta is tried again, after this many errors in a row.
 
     One that failed may be the only one, so the next is tried at once.
 
@@ -161,21 +162,21 @@ def passed_over(failures: int) -> int:
 
 
 def patience_ms(full_ms: float | None) -> float | None:
-    """After how long a delta is given up for recomputing, however it was expected to go; None if never."""
+    """Return after how long a delta is given up for recomputing, whatever was expected; None if never."""
     return max(SHORTEST_PATIENCE_MS, MUCH_DEARER * full_ms) if full_ms is not None else None
 
 
 @dataclass(frozen=True)
 class _Expectation:
-    """What a delta is expected to take."""
+    """How long a delta is expected to take."""
 
     ms: float
-    alike: int = 0  # from so many deltas of about its size; if none, a line is continued
-    is_known: bool = False  # there were such, or smaller and larger ones
+    alike: int = 0  # from this many deltas of about its size; if none, a line is extrapolated
+    is_known: bool = False  # there were such deltas, or smaller and larger ones
 
 
 def _expected(rows: int, points: Sequence[tuple[int, float]]) -> _Expectation:
-    """The median of the latest deltas of about this size, or the latest alone, if that took less."""
+    """Return the median of the latest deltas of about this size, or the latest alone, if that took less."""
     alike = [elapsed for size, elapsed in points if are_alike(rows, size)][:ALIKE]
     if alike:
         return _Expectation(min(median(alike), alike[0]), len(alike), is_known=True)
@@ -186,18 +187,18 @@ def _expected(rows: int, points: Sequence[tuple[int, float]]) -> _Expectation:
 
 
 def are_alike(one: int, other: int) -> bool:
-    """Whether deltas of these sizes take about the same time."""
+    """Tell whether deltas of these sizes take about the same time."""
     small, large = sorted((one, other))
     return large <= max(FEW_ROWS, 2 * small)
 
 
 def at_least(rows: int) -> int:
-    """The size from which on a delta counts as one of this size or larger."""
+    """Return the size from which a delta counts as one of this size or larger."""
     return rows // 2 if rows > FEW_ROWS else 0
 
 
 def fitted(name: Name, observations: Sequence[Observation]) -> Cost:
-    """The cost of an engine as far as it is known."""
+    """Return the cost of an engine as far as it is known."""
     prior = PRIORS[name]
     seen = [item for item in observations if item.engine == name]
     return Cost(
@@ -217,7 +218,7 @@ def _line(points: Sequence[tuple[int, float]], prior: Line) -> Line:
 
 
 def _least_squares(points: Sequence[tuple[int, float]]) -> Line:
-    """Of the relative error: a millisecond counts more in a small refresh than in a large one."""
+    """Fit a line by the relative error: a millisecond counts more in a small refresh than in a large one."""
     weights = [1 / max(y, 1.0) ** 2 for _, y in points]
     total = sum(weights)
     mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
@@ -229,7 +230,7 @@ def _least_squares(points: Sequence[tuple[int, float]]) -> Line:
 
 
 def crossover(observations: Sequence[Observation]) -> str:
-    """From how many change rows on Spark costs the database less, in words."""
+    """Say from how many change rows on Spark costs the database less."""
     postgres, spark = (fitted(name, observations).database for name in PRIORS)
     if postgres.per_row_ms <= spark.per_row_ms:
         return "PostgreSQL takes each row in for less than it takes to send it"

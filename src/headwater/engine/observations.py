@@ -1,7 +1,8 @@
-"""What refreshes of stream tables took: from their history, and each refresh of this process adds to it.
+"""How long refreshes of stream tables took: from their history, to which each refresh of this process adds.
 
-A refresh whose engine gave up is left out: what it took is neither engine's. So is planning, which a session
-does once. The history is read again from time to time, for other processes refresh as well.
+A refresh whose engine gave up is left out: its time belongs to neither engine. Planning is left out as well,
+because a session does it once. The history is read again from time to time, because other processes refresh,
+too.
 """
 
 from __future__ import annotations
@@ -17,26 +18,27 @@ from headwater.engine.cost_model import Name, Observation, fitted
 from headwater.util.lru_cache import LRUCache
 
 RECENT, RECENT_FULL = 50, 5
-"""So many deltas, and so many times that everything was computed, tell what one takes."""
+"""How many deltas, and how many full computations, predict the next."""
 READ_AGAIN = 16
-"""After so many refreshes of a stream table its history is read again."""
+"""The history of a stream table is read again after this many of its refreshes."""
 REMEMBERED = 10_000
-"""Stream tables of which this process remembers what they took."""
+"""How many stream tables this process remembers."""
 SHOWN_ROWS = (1, 100, 10_000, 1_000_000)
 """Sizes of changes for which predictions are shown."""
 GIVEN_UP = "given up"
-"""The phase of a refresh that recomputed in which it had tried a delta: it would have taken even longer."""
+"""The phase of a recomputing refresh in which it tried a delta and gave up: it would have taken even longer.
+"""
 FAILED = "failed"
-"""The phase of a refresh that recomputed in which it had tried a delta that met an error."""
+"""The phase of a recomputing refresh in which it tried a delta that met an error."""
 LOOKED_AT = 256
-"""So many of the latest refreshes tell how many deltas failed in a row. Even if each came after
-`MOST_PASSED_OVER` others, enough of them are among these to pass over as many again."""
+"""How many of the latest refreshes are searched for deltas that failed in a row. Even if each came after
+`MOST_PASSED_OVER` others, these contain enough of them to pass over as many again."""
 INSTEAD = "instead of Spark"
-"""How the reason of a refresh begins that Spark was to compute and PostgreSQL did."""
+"""How the reason of a refresh begins that was meant for Spark and that PostgreSQL computed."""
 
 
 class Failures(NamedTuple):
-    """What is incremental of a stream table and met errors, since its last delta."""
+    """The deltas of a stream table that met errors, since its last successful one."""
 
     in_a_row: int = 0
     recomputed_since: int = 0  # refreshes after the latest of them
@@ -48,7 +50,7 @@ NO_FAILURES = Failures()
 
 @dataclass(frozen=True)
 class Full:
-    """One time that everything was computed: what that, comparing and writing took, without planning."""
+    """One full computation: the time of computing, comparing and writing, without planning."""
 
     action: str  # load or recompute
     engine: str
@@ -58,14 +60,14 @@ class Full:
 @dataclass
 class _Known:
     deltas: list[Observation] = field(default_factory=list)  # the latest first
-    full: list[Full] = field(default_factory=list)  # likewise
+    full: list[Full] = field(default_factory=list)  # the latest first
     failures: Failures = NO_FAILURES
     added: int = 0  # since the history was read
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a refresh with so many change rows would take in each way, in milliseconds; None if unknown."""
+    """How many milliseconds a refresh of this many change rows would take each way; None if unknown."""
 
     rows: int
     postgres_ms: float | None
@@ -75,7 +77,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Took:
-    """What one refresh took."""
+    """How long one refresh took."""
 
     stream_table_id: int
     action: str
@@ -88,17 +90,17 @@ class Took:
 
 
 class Observations:
-    """Of one process with the stream tables of one database."""
+    """The observations of one process about the stream tables of one database."""
 
     def __init__(self) -> None:
         self._known = LRUCache[int, _Known](REMEMBERED)
 
     def deltas(self, connection: Connection, stream_table_id: int) -> list[Observation]:
-        """What recent deltas took, the latest first."""
+        """Return how long recent deltas took, the latest first."""
         return self._of(connection, stream_table_id).deltas
 
     def full_ms(self, connection: Connection, stream_table_id: int) -> float | None:
-        """What recomputing took lately, or else loading; None if neither is known.
+        """Return how long recomputing took lately, or else loading; None if neither is known.
 
         Loading is a fair guess: it computes the same, and writing all rows with an index takes no less than
         comparing them with the stored ones and writing those that differ.
@@ -108,25 +110,25 @@ class Observations:
         return median(recomputed or [item.elapsed_ms for item in found]) if found else None
 
     def computes_all_here(self, connection: Connection, stream_table_id: int) -> bool:
-        """Whether PostgreSQL computed it when everything was computed last."""
+        """Tell whether PostgreSQL did the latest full computation."""
         found = self._of(connection, stream_table_id).full
         return bool(found) and found[0].engine == "postgres"
 
     def failures(self, connection: Connection, stream_table_id: int) -> Failures:
-        """The deltas that met errors one after the other, if the latest ones did."""
+        """Return the deltas that met errors one after the other, if the latest ones did."""
         return self._of(connection, stream_table_id).failures
 
     def predicted_ms(
         self, connection: Connection, stream_table_id: int, *, full: bool, engine: Name, rows: int
     ) -> float | None:
-        """What a refresh is expected to take; None if there was none like it."""
+        """Return how long a refresh is expected to take; None if there was none like it."""
         if full:
             return self.full_ms(connection, stream_table_id)
         seen = [item for item in self.deltas(connection, stream_table_id) if item.engine == engine]
         return fitted(engine, seen).elapsed.at(rows) if seen else None
 
     def predictions(self, connection: Connection, stream_table_id: int) -> tuple[Prediction, ...]:
-        """For changes of several sizes."""
+        """Return predictions for changes of several sizes."""
         full = self.full_ms(connection, stream_table_id)
 
         def delta(engine: Name, rows: int) -> float | None:
@@ -137,7 +139,7 @@ class Observations:
         )
 
     def add(self, took: Took) -> None:
-        """What a refresh took that has been committed."""
+        """Add how long a committed refresh took."""
         known = self._known.get(took.stream_table_id)
         if known is None:
             return

@@ -1,4 +1,4 @@
-"""Which engine computes a refresh, and its making: the choice is recorded with its reason."""
+"""Which engine computes a refresh; the choice is recorded with its reason."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from headwater.engine.spark.pipeline import Pipeline
 
 REMEMBERED = 64
-"""Programs that are kept; each belongs to a definition as it is."""
+"""How many programs are kept; each belongs to one version of a definition."""
 Action = Literal["delta", "recompute", "load"]
 COST_UNIT_MS = 0.01
-"""Milliseconds for a unit of the planner's cost, of which sequentially reading a page takes one."""
+"""Milliseconds for a unit of the planner's cost, which is the sequential read of a page."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class Decision:
 
     engine: Literal["postgres", "spark"]
     reason: str
-    programs: Mapping[MaintenancePlan, Program] = field(default_factory=dict)  # of what Spark computes
+    programs: Mapping[MaintenancePlan, Program] = field(default_factory=dict)  # of Spark's plans
     forced: bool = False  # the user asked for this engine and no other
-    predicted_ms: float | None = None  # what the refresh is expected to take, if there was one like it
+    predicted_ms: float | None = None  # how long the refresh is expected to take, if there was one like it
 
     def instead(self, reason: str) -> Decision:
-        """PostgreSQL, because this did not work out."""
+        """Return the decision for PostgreSQL, because this one failed."""
         return Decision("postgres", f"{INSTEAD}: {reason}")
 
 
 class EngineSelector:
-    """Chooses engines for the refreshes of one database, and makes the one on Spark; threads may share it."""
+    """Chooses engines for the refreshes of one database, and makes the Spark engine; threads may share it."""
 
     def __init__(self, route: Route, progress: Callable[[str], None] | None = None) -> None:
         self._route = route
@@ -81,9 +81,9 @@ class EngineSelector:
         action: Action,
         rows: int = 0,
     ) -> Decision:
-        """The engine for a refresh that takes in this many change rows, or computes everything.
+        """Return the engine for a refresh that consumes this many change rows, or computes everything.
 
-        Of several plans that a refresh takes, PostgreSQL computes those that Spark cannot.
+        Of several plans of a refresh, PostgreSQL computes those that Spark cannot.
         """
         if wanted == "postgres":
             return Decision("postgres", "asked for")
@@ -91,7 +91,7 @@ class EngineSelector:
             self._weighed(connection, stream_table, rows) if (wanted, action) == ("auto", "delta") else None
         )
         if verdict is not None and verdict.engine == "postgres":
-            return Decision("postgres", verdict.reason)  # most are small: nobody need translate their plans
+            return Decision("postgres", verdict.reason)  # most are small: their plans need not be translated
         programs, refusal = self._programs_of(connection, definition, plans, action)
         if not programs:
             return Decision("postgres", f"Spark cannot do it exactly: {refusal}")
@@ -104,7 +104,7 @@ class EngineSelector:
         return self._decide_full(connection, settings, programs)
 
     def _weighed(self, connection: Connection, stream_table: StreamTable, rows: int) -> Verdict:
-        """The engine for a delta by what each takes, whether Spark can compute it or not."""
+        """Return the engine for a delta by cost, whether or not Spark can compute it."""
         seen, running = self.observations.deltas(connection, stream_table.id), spark_runs()
         verdict = choose(rows, seen, interval_ms=None, spark_runs=running)
         if not verdict.weighed:
@@ -113,7 +113,7 @@ class EngineSelector:
         return choose(rows, seen, interval_ms=interval, spark_runs=running)
 
     def dearer_than_full(self, connection: Connection, stream_table: StreamTable, rows: int) -> str | None:
-        """Why recomputing costs less than a delta of this many change rows, if it does."""
+        """Return why recomputing costs less than a delta of this many change rows, if it does."""
         seen = self.observations.deltas(connection, stream_table.id)
         full_ms = self.observations.full_ms(connection, stream_table.id)
         if full_ms is None or dearer_than_full(rows, seen, full_ms) is None:
@@ -121,18 +121,18 @@ class EngineSelector:
         values = {"id": stream_table.id, "rows": at_least(rows)}
         given_up = one(connection, query("engine", "given_up"), values)[0]
         if not given_up and self.observations.computes_all_here(connection, stream_table.id):
-            # It may have been long ago that everything was computed, when there was less of it.
+            # The latest full computation may be long ago, when there was less data.
             full_ms = max(full_ms, estimated_ms(connection, stream_table.id))
         return dearer_than_full(rows, seen, full_ms, given_up)
 
     def patience_ms(self, connection: Connection, stream_table: StreamTable) -> float | None:
-        """After how long a delta is given up for recomputing; None if never."""
+        """Return after how long a delta is given up for recomputing; None if never."""
         return patience_ms(self.observations.full_ms(connection, stream_table.id))
 
     def _programs_of(
         self, connection: Connection, definition: Definition, plans: Sequence[MaintenancePlan], action: Action
     ) -> tuple[dict[MaintenancePlan, Program], str]:
-        """The programs of the plans that Spark computes exactly, and why it cannot the last of the others."""
+        """Return the programs of the plans that Spark computes exactly, and why it refused another."""
         programs, refusal = {}, ""
         for plan in plans:
             try:
@@ -145,7 +145,7 @@ class EngineSelector:
         return programs, refusal
 
     def program(self, connection: Connection, definition: Definition, plan: MaintenancePlan) -> Program:
-        """The program of a plan; raises Refused if Spark cannot compute it exactly."""
+        """Return the program of a plan; raise Refused if Spark cannot compute it exactly."""
         key = (definition.signature, plan)
         found = self._programs.get(key)
         if found is None:
@@ -173,7 +173,7 @@ class EngineSelector:
         hidden: frozenset[int],
         phases: Phases,
     ) -> Iterator[tuple[Engines, Pipeline]]:
-        """The engine for each plan with what moves Spark's rows, inside the transaction of a refresh."""
+        """Provide the engine for each plan, and the pipeline, inside the transaction of a refresh."""
         from headwater.engine.spark.pipeline import Pipeline
 
         dsn = self._route.session_dsn(connection, f"a refresh of {stream_table.label} on Spark")
@@ -190,7 +190,7 @@ class EngineSelector:
         definition: Definition,
         plans: Sequence[MaintenancePlan],
     ) -> tuple[Engines, Decision]:
-        """The engines of an ordinary delta, and why it is these."""
+        """Return the engines of an ordinary delta, and the reason."""
         if stream_table.engine == "postgres":
             return in_postgres, Decision("postgres", "asked for")
         programs, refusal = self._programs_of(connection, definition, plans, "delta")
@@ -204,11 +204,11 @@ class EngineSelector:
         )
 
     def another_connection(self) -> Connection:
-        """To the same database, as when that of the refresh broke."""
+        """Connect to the same database again, for instance when the connection of the refresh broke."""
         return self._route.connect()
 
     def sweep(self, connection: Connection) -> None:
-        """Removes what refreshes on Spark left that died; outside a transaction."""
+        """Remove what dead refreshes on Spark left behind. Call it outside a transaction."""
         jobs.sweep(connection)
 
     def _decide_full(
@@ -228,7 +228,7 @@ class EngineSelector:
 
     @staticmethod
     def interval_ms(connection: Connection, stream_table: StreamTable) -> float | None:
-        """How often a stream table is to be refreshed; for one that is calculated, by those who read it."""
+        """Return how often a stream table is refreshed; if that is calculated, by its readers."""
         schedule = parse_schedule(stream_table.schedule, stream_table.time_zone)
         if isinstance(schedule, Calculated):
             readers = connection.execute(query("engine", "reader_schedules"), {"id": stream_table.id})
@@ -245,7 +245,7 @@ def _engine_of(decision: Decision, hidden: frozenset[int], plan: MaintenancePlan
 
 
 def estimated_ms(connection: Connection, stream_table_id: int) -> float:
-    """What computing a query takes at least, as the server's planner sees its tables now."""
+    """Return the least time that a query takes, as the server's planner estimates it now."""
     explain = sql.SQL("EXPLAIN (FORMAT JSON) TABLE {}")
     try:
         with connection.transaction():  # a savepoint: planning evaluates constants, and may fail
@@ -258,7 +258,7 @@ def estimated_ms(connection: Connection, stream_table_id: int) -> float:
 
 
 def spark_runs() -> bool:
-    """Whether this process has a Spark; does not start or even import one."""
+    """Tell whether this process has a Spark; does not start or even import one."""
     loaded = sys.modules.get("headwater.engine.spark.runtime.session")
     return bool(loaded is not None and loaded.runtime().running())
 

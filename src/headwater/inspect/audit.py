@@ -1,17 +1,17 @@
-"""Audits: stream tables compared with their queries from time to time, so that a defect is found by us.
+"""Audits: stream tables compared with their queries from time to time, so that we find our own defects.
 
 An audit goes through a stream table in slices, by ranges of the values of one column; a small one is one
-slice. For each slice the stream table is brought up to date in a REPEATABLE READ transaction, its rows in
-the range are compared with those of the definition view at that snapshot, and the transaction is rolled
-back. So a slice holds no lock and no snapshot longer than it takes, and changes nothing. How far an audit
-is, is written down after each slice: a program that is killed loses one slice.
+slice. For each slice the stream table is brought up to date in a REPEATABLE READ transaction, its rows in the
+range are compared with those of the definition view at that snapshot, and the transaction is rolled back. So
+a slice changes nothing, and holds its locks and its snapshot only while it runs. The progress of an audit is
+stored after each slice: a program that is killed loses one slice.
 
 An audit works in turns. A turn ends when its budget is used up, and the service waits before the next. A
 statement that takes much longer than that is cancelled, and the audit is given up until the next interval.
 
-Rows that differ are an incident. It is recorded, the stream table is marked, recomputed from its query, and
-recomputed at each refresh from then on (see `refresh.incidents`). A stream table that recomputes at each
-refresh anyway is not audited: each of its refreshes compares what is stored with the query.
+Rows that differ are an incident. It is recorded, and the stream table is marked, recomputed from its query,
+and recomputed at each refresh from then on (see `refresh.incidents`). A stream table that recomputes at each
+refresh anyway is not audited: each of its refreshes compares the stored rows with the query.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from headwater.refresh.dependencies import outdated
 from headwater.refresh.transaction import Refresher
 
 SLICE_ROWS = 100_000
-"""A slice has about this many rows."""
+"""About how many rows a slice has."""
 PATIENCE = 10
 """A statement that takes this many times the budget is cancelled."""
 SLICEABLE = storage.SHORT_TYPES | {"text", "character varying", "numeric"}
@@ -60,7 +60,7 @@ TYPMOD = re.compile(r"\(.*?\)")
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What one turn of an audit did."""
+    """The result of one turn of an audit."""
 
     stream_table: str
     slices: int  # compared in this turn
@@ -71,23 +71,23 @@ class Turn:
 
 @dataclass(frozen=True)
 class _Position:
-    """How far an audit is."""
+    """How far an audit has got."""
 
     slice: int
-    column: str | None = None  # by whose values it is sliced
+    column: str | None = None  # the column by whose values it is sliced
     after: str | None = None  # the greatest value that was compared
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """What one slice gave."""
+    """The result of one slice."""
 
     difference: Difference
-    next: _Position | None  # None after the last
+    next: _Position | None  # None after the last slice
 
 
 class _Postponed(Exception):
-    """A stream table cannot be audited as it is now."""
+    """A stream table cannot be audited in its present state."""
 
 
 class Auditor:
@@ -106,7 +106,7 @@ class Auditor:
         self._clock = clock
 
     def turn(self, stream_table_id: int) -> Turn:
-        """Compares slices of a stream table until its audit is finished or the budget is used up."""
+        """Compare slices of a stream table until its audit is finished or the budget is used up."""
         label = catalog.stream_table(self._connection, stream_table_id).label
         started, slices = self._clock(), 0
         position = _Position(*one(self._connection, query("audit", "begin"), {"id": stream_table_id}))
@@ -134,7 +134,7 @@ class Auditor:
         return Turn(stream_table=label, slices=slices, finished=True, result=result)
 
     def _differs(self, number: int, label: str, total: int, slices: int, difference: Difference) -> Turn:
-        """Records an incident, and has the stream table recomputed from its query."""
+        """Record an incident, and recompute the stream table from its query."""
         incident = self._refresher.hold(number, label, "audit", difference)
         turn = self._finished(number, label, total, slices, f"different: {difference}")
         self._refresher.refresh_together([number])
@@ -143,7 +143,7 @@ class Auditor:
         )
 
     def _compared(self, number: int, label: str, position: _Position) -> _Slice:
-        """One slice, in a transaction of its own."""
+        """Compare one slice, in a transaction of its own."""
         what = f"audit of {label}"
         try:
             return retried(
@@ -182,7 +182,7 @@ class Auditor:
         return found
 
     def _limits(self, number: int) -> sql.Composed:
-        """One process at a time and not for long: an audit has time, and users have not."""
+        """Limit the session to one process and short statements: an audit can wait, and users cannot."""
         own, limit = (
             milliseconds(duration)
             for duration in (self._settings.statement_timeout, self._settings.audit_budget)
@@ -212,7 +212,7 @@ class Auditor:
         return _Slice(disregarding(self._connection, definition, difference), following)
 
     def _slice_column(self, definition: Definition, stored: str) -> str | None:
-        """The column to slice a large stream table by: the one by which slices of its query cost least."""
+        """Return the column by which slices of a large stream table's query cost least."""
         rows = one(self._connection, query("audit", "stored_rows"), {"table": stored})[0]
         if rows <= SLICE_ROWS:
             return None
@@ -232,7 +232,7 @@ class Auditor:
         return min(costs, key=lambda name: costs[name], default=None)
 
     def _upper(self, definition: Definition, stored: str, column: str, after: str | None) -> str | None:
-        """The greatest value of the slice that follows a value; None if that is the last slice."""
+        """Return the greatest value of the slice that follows a value; None if that is the last slice."""
         name = f"s.{identifier(column)}"
         following = f"> {self._value(definition, column, after)}" if after is not None else "IS NOT NULL"
         row = self._connection.execute(
@@ -244,7 +244,7 @@ class Auditor:
         return str(row[0]) if row is not None else None
 
     def _range(self, definition: Definition, column: str, after: str | None, upper: str | None) -> str:
-        """The condition of a slice; all slices together have every value, and NULL, once."""
+        """Return the condition of a slice; all slices together cover every value, and NULL, once."""
         name = f"whole.{identifier(column)}"
         bounds = [] if after is None else [f"{name} > {self._value(definition, column, after)}"]
         if upper is not None:

@@ -39,7 +39,7 @@ from headwater.refresh.transaction import Refresher
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of the plan, with the rule by which its delta is found."""
+    """One operator of the plan, with the rule that gives its delta."""
 
     depth: int
     name: str
@@ -49,7 +49,7 @@ class Operator:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What `headwater explain` shows."""
+    """The result of `headwater explain`."""
 
     stream_table: str
     requested_mode: str
@@ -58,8 +58,8 @@ class Explanation:
     engine_reason: str
     schedule: str | None
     reasons: tuple[str, ...]  # why it is not incremental, or why a part of it is not algebraic
-    predictions: tuple[Prediction, ...]  # what deltas of several sizes are expected to take
-    indexes: tuple[MissingIndex, ...]  # on sources, that would turn scans into look-ups
+    predictions: tuple[Prediction, ...]  # how long deltas of several sizes are expected to take
+    indexes: tuple[MissingIndex, ...]  # indexes on sources that would turn scans into look-ups
     query: str
     operators: tuple[Operator, ...]
     steps: tuple[Statement, ...]
@@ -68,7 +68,7 @@ class Explanation:
 
 
 def explain(connection: Connection, refresher: Refresher, stream_table: StreamTable) -> Explanation:
-    """Plans a stream table as a refresh would, with every source changed, and writes the statements down."""
+    """Plan a stream table as a refresh would, with every source changed, and write the statements down."""
     with transaction(connection, rollback=True):
         definition = refresher.reader.read(definition_oid(connection, stream_table.id))
         mode = definition.mode_for(stream_table.mode)
@@ -155,7 +155,7 @@ def _aggregate(plan: GroupPlan) -> Operator:
 
 
 def _written(plan: GroupPlan, name: str) -> Expression:
-    """An input column of the aggregate as the query writes it."""
+    """Return an input column of the aggregate as the query writes it."""
     body = plan.aggregate.input
     block = body.branches[0] if isinstance(body, UnionAll) else body
     if not isinstance(block, Select):
@@ -164,7 +164,7 @@ def _written(plan: GroupPlan, name: str) -> Expression:
 
 
 def _with_arguments(plan: GroupPlan, call: Call) -> str:
-    """A call over what its arguments are in the query."""
+    """Return a call over the expressions that its arguments are in the query."""
     whole = call.sql.mapped(lambda found: _written(plan, found.name) if found.alias == ROWS else None)
     return whole.text.replace('"', "")
 

@@ -1,9 +1,9 @@
-"""All stream tables and the service at a glance, cheap enough to be looked at each second.
+"""All stream tables and the service at a glance, cheap enough to read each second.
 
 `status` counts the rows of each stream table and of each change table that it reads. With a thousand of them
-that takes seconds. Here the catalog is read by a few queries, whatever there is; the server's statistics say
-which change tables have rows; and only so many stream tables are looked into, those first for which
-something seems to wait. The others have their turn when nothing more urgent is left.
+that takes seconds. Here a few queries read the catalog, however large it is; the server's statistics say
+which change tables have rows; and only some stream tables are examined, beginning with those for which
+changes seem to wait. The others have their turn when nothing more urgent is left.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from headwater.scheduling.schedules import Schedule, effective, parse_schedule, 
 from headwater.scheduling.tiers import FACTORS, Tier
 
 LOOKED_INTO = 32
-"""So many stream tables are looked into at once for change rows that wait."""
+"""How many stream tables are examined at once for waiting change rows."""
 COUNTED_ROWS = 10_000
-"""Waiting change rows of one source are counted up to here, and one more."""
+"""Waiting change rows of one source are counted up to this number plus one."""
 BEHIND_INTERVALS = 2.0
 BEHIND_SECONDS = 2.0
-"""A stream table is behind if something has waited for longer than both."""
+"""A stream table is behind if changes have waited for longer than both."""
 SILENT_SECONDS = 10.0
-"""A scheduler that has not reported for its interval and so long counts as silent."""
+"""A scheduler that has not reported for its interval plus this time counts as silent."""
 
 State = Literal["broken", "failing", "suspended", "behind", "running", "waiting", "loading", "current"]
 STATES: tuple[State, ...] = (
@@ -47,7 +47,7 @@ STATES: tuple[State, ...] = (
     "loading",
     "current",
 )
-"""What there is to see first, first."""
+"""The states, those that need attention first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,28 +61,28 @@ class Glance:
     schedule: str | None
     tier: str | None
     pending_rows: int | None  # change rows that wait for it and for what it reads; None: not counted
-    lag_seconds: float | None  # 0 when nothing waits, else at most so long something has waited
+    lag_seconds: float | None  # 0 when nothing waits, else how long changes have waited at most
     last_action: str | None
     last_refresh_at: datetime | None
     last_refresh_ms: float | None
-    failures: int  # since it was last refreshed
+    failures: int  # since the latest successful refresh
     reason: str | None  # the last error, why it is suspended, or why it will be recomputed
-    job: RunningJob | None  # its refresh that runs now
+    job: RunningJob | None  # its running refresh
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceStatus:
-    """How the scheduler of a database does, as it says itself."""
+    """The state of the scheduler of a database, as it reports it."""
 
     state: Literal["running", "draining", "silent"]
     started_at: datetime
     ticked_at: datetime
     ticks: int
     tick_ms: float  # CPU time of the latest tick
-    busy_share: float  # of the time, that its loop works
-    stream_tables: int  # that it keeps fresh
-    changed: int  # of these, that are to be refreshed
-    queued_jobs: int  # that wait for a worker
+    busy_share: float  # share of the time in which its loop works
+    stream_tables: int  # how many it keeps fresh
+    changed: int  # how many of these wait for a refresh
+    queued_jobs: int  # how many wait for a worker
     active_workers: int
     max_workers: int
 
@@ -104,22 +104,22 @@ class WorkerStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """What there is to see at a moment."""
+    """Everything at one moment."""
 
     at: datetime
     database: str
-    service: ServiceStatus | None  # None if there is none
+    service: ServiceStatus | None  # None if no service runs
     workers: tuple[WorkerStatus, ...]
     stream_tables: tuple[Glance, ...]  # the most interesting ones first
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A stream table as the catalog has it."""
+    """A stream table as it is in the catalog."""
 
     id: int
     label: str
-    status: str  # with that of its parts: see headwater.health
+    status: str  # its own and that of its parts: see headwater.health
     status_reason: str | None
     remedy: str | None
     mode: str
@@ -144,16 +144,16 @@ class _Entry:
 
 
 class OverviewReader:
-    """Reads the overview of one database again and again; remembers when each stream table was current."""
+    """Reads the overview of one database repeatedly; remembers when each stream table was current."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._turns: dict[int, int] = {}  # when a stream table was last looked into
+        self._turns: dict[int, int] = {}  # when each stream table was last examined
         self._turn = 0
         self._current_at: dict[int, datetime] = {}
 
     def read(self, settings: Settings) -> Overview:
-        """How everything is now."""
+        """Return the state of everything now."""
         connection = self._connection
         now: datetime
         now, standby = one(connection, "SELECT clock_timestamp(), pg_is_in_recovery()")
@@ -189,7 +189,7 @@ class OverviewReader:
     def _waiting(
         self, entries: dict[int, _Entry], sources: dict[int, list[CatalogSource]], written: set[int]
     ) -> dict[int, int | None]:
-        """Change rows that wait for each stream table; None where it was not looked and there may be some."""
+        """Count change rows that wait for each stream table; None where there may be some, uncounted."""
         self._turn += 1
         self._turns = {number: self._turns.get(number, 0) for number in entries}
         likely = {
@@ -200,7 +200,7 @@ class OverviewReader:
         captured = [
             number
             for number, entry in entries.items()
-            if entry.frontier is not None and entry.status != "broken"  # whose change tables may be gone
+            if entry.frontier is not None and entry.status != "broken"  # its change tables may be gone
         ]
         captured.sort(key=lambda number: (number not in likely, self._turns[number], number))
         found: dict[int, int | None] = {number: None if number in likely else 0 for number in captured}
@@ -213,7 +213,7 @@ class OverviewReader:
         return {number: found.get(number, 0) for number in entries}
 
     def _lag(self, entry: _Entry, pending: int | None, now: datetime) -> float | None:
-        """At most so long something has waited: since the latest refresh, or since it was seen current."""
+        """Return how long changes have waited at most: since the latest refresh or sight of it as current."""
         intact = entry.status != "broken" and entry.mode == "differential" and not entry.rebuild_reason
         if pending == 0 and intact and entry.snapshot:
             self._current_at[entry.id] = now
@@ -225,14 +225,14 @@ class OverviewReader:
 
 
 def service(connection: Connection, settings: Settings) -> ServiceStatus | None:
-    """The scheduler of this database, if there is one; not on a standby."""
+    """Return the scheduler of this database, if there is one; not on a standby."""
     silent_after = timedelta(seconds=SILENT_SECONDS, milliseconds=settings.scheduler_interval_ms)
     row = connection.execute(query("overview", "service"), {"silent_after": silent_after}).fetchone()
     return ServiceStatus(**_named(ServiceStatus, row)) if row is not None else None
 
 
 def workers(connection: Connection) -> tuple[WorkerStatus, ...]:
-    """The external workers of this database; not on a standby."""
+    """Return the external workers of this database; not on a standby."""
     rows = connection.execute(query("overview", "workers"))
     return tuple(WorkerStatus(**_named(WorkerStatus, row)) for row in rows)
 
@@ -286,7 +286,7 @@ def _glance(
 
 
 def _is_behind(lag: float, interval: timedelta | None, factor: float | None) -> bool:
-    """Whether something has waited for longer than a schedule explains.
+    """Tell whether changes have waited for longer than a schedule explains.
 
     >>> _is_behind(2.5, timedelta(seconds=1), 1.0), _is_behind(2.5, timedelta(seconds=1), 2.0)
     (True, False)
@@ -301,7 +301,7 @@ def _interest(glance: Glance) -> tuple[int, float, str]:
 
 
 def _closure(number: int, reads: dict[int, set[int]]) -> set[int]:
-    """A stream table and all that it reads, directly or not."""
+    """Return a stream table and all that it reads, directly or not."""
     found, left = {number}, [number]
     while left:
         for read in reads[left.pop()] - found:
@@ -311,7 +311,7 @@ def _closure(number: int, reads: dict[int, set[int]]) -> set[int]:
 
 
 def _intervals(entries: Iterable[_Entry], reads: dict[int, set[int]]) -> dict[int, timedelta | None]:
-    """How often each is refreshed; None if only when asked, or if its schedule cannot be read."""
+    """Return how often each is refreshed; None if only on request, or if its schedule cannot be parsed."""
     readers: dict[int, set[int]] = {number: set() for number in reads}
     for number, found in reads.items():
         for read in found:

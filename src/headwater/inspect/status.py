@@ -1,4 +1,4 @@
-"""What operators see of each stream table: how far it is, what waits for it, what its last refresh did."""
+"""What operators see of each stream table: how fresh it is, what waits, what its last refresh did."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater.config import Settings
 from headwater.db.connection import Connection, one
 
 COUNTED_ROWS = 100_000
-"""Stored rows are counted up to here; beyond, the server's estimate is shown."""
+"""Stored rows are counted up to this number; beyond, the server's estimate is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +39,18 @@ class StreamTableStatus:
     lag_seconds: float | None  # 0 when nothing waits, else the time since the last refresh
     frontier: str | None
     sources: tuple[str, ...]
-    job: RunningJob | None  # its refresh that runs now
-    tier: str | None = None  # None: by how often its sources change
+    job: RunningJob | None  # its running refresh
+    tier: str | None = None  # None: follows how often its sources change
     suspended_reason: str | None = None
     status_reason: str | None = None  # why it is broken or suspended
-    remedy: str | None = None  # what makes it active again
+    remedy: str | None = None  # how to make it active again
     load_check: str | None = None  # how its rows were compared with its query when they were loaded
     audited_at: datetime | None = None
     audit_result: str | None = None
 
 
 def statuses(connection: Connection, ids: list[int] | None, settings: Settings) -> list[StreamTableStatus]:
-    """The state of all stream tables, or of those with these ids."""
+    """Return the state of all stream tables, or of those with these ids."""
     last = {
         row[0]: row[1:]
         for row in connection.execute(
@@ -119,7 +119,7 @@ def statuses(connection: Connection, ids: list[int] | None, settings: Settings) 
 
 
 def _running(connection: Connection) -> dict[str, RunningJob]:
-    """By stream table; of several, the one that others wait for."""
+    """Return the running refreshes by stream table; of several, the one that others wait for."""
     found: dict[str, RunningJob] = {}
     for job in jobs.running(connection):
         if job.stream_table not in found or found[job.stream_table].phase == jobs.WAITING:

@@ -1,4 +1,4 @@
-"""Takes the steps of a refresh by writing them down, for `explain`."""
+"""Records the steps of a refresh instead of running them, for `explain`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater.refresh.steps import ByEngine
 Result = TypeVar("Result")
 
 ASSUMED_ROWS = 2
-"""What each step is assumed to find: one row that was there, and a new one."""
+"""What each step is assumed to find: one existing row, and a new one."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Transcript:
     """The statements of a refresh whose steps all find some rows."""
 
     def __init__(self, connection: Connection, engines: Engines) -> None:
-        """`connection` tells how large tables are."""
+        """Use `connection` only to find out how large tables are."""
         self._connection = connection
         self._engines = engines
         self.statements: list[Statement] = []
@@ -58,7 +58,7 @@ class Transcript:
                 return (1, 1, 1, 1, 0) if step.what == "count" else (ASSUMED_ROWS, ASSUMED_ROWS)
             case Attempt():
                 self._note(step.what, step.sql)
-                return None  # so that the steps that it may spare are written down, too
+                return None  # so that optional steps are recorded, too
             case SizeOf():
                 return source_size(self._connection, step.relation)
             case PagesOf():

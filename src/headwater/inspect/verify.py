@@ -2,10 +2,10 @@
 
 In one REPEATABLE READ transaction the stream table is brought up to date, compared with its query as
 multisets, and the transaction is rolled back: verifying changes nothing. A stream table that recomputes is
-compared as it is stored, for bringing it up to date would make the comparison pointless.
+compared as it is stored, because bringing it up to date would make the comparison pointless.
 
-A partition that was attached or detached since the last refresh is a change that waits like others, only that
-no change rows tell it. It is registered before, as a refresh does, and what reads it is recomputed.
+A partition that was attached or detached since the last refresh is a waiting change without change rows. It
+is registered first, as a refresh does, and stream tables that read it are recomputed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Verification:
 def verify(
     connection: Connection, settings: Settings, refresher: Refresher, stream_table: StreamTable
 ) -> Verification:
-    """Compares a stream table with its query."""
+    """Compare a stream table with its query."""
     distrusted: dict[int, str] = {}
     try:
         while True:
@@ -100,7 +100,7 @@ def _verify(
             connection, statement(f"SELECT count(*), pg_current_snapshot()::text FROM {stored}")
         )
         if (moved := _moved(connection, closure)) is not None:
-            # Some of the queries have read it, whatever their snapshot is.
+            # Some of the queries may have read it, whatever their snapshot is.
             raise TryAgain(f"a partition of {moved} was attached meanwhile")
     missing, surplus = difference.missing, difference.surplus
     if difference and not difference.is_cut and within_tolerance(definition.columns, missing, surplus):
@@ -124,7 +124,7 @@ def _verify(
 
 
 def _moved(connection: Connection, closure: Closure) -> str | None:
-    """A table that has other partitions than when it was last captured, if any."""
+    """Return a table that has other partitions than when it was last captured, if any."""
     partitioned = {
         source.relation
         for sources in closure.sources.values()

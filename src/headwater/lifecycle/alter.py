@@ -1,4 +1,4 @@
-"""Changing what users chose for a stream table, but its query; suspending and resuming it."""
+"""Changing the options of a stream table, except its query; suspending and resuming it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headwater.refresh.transaction import Refresher
 
 
 class Alteration:
-    """Changes stream tables that there are."""
+    """Changes existing stream tables."""
 
     def __init__(
         self, connection: Connection, lock_attempts: int, reader: DefinitionReader, refresher: Refresher
@@ -46,7 +46,7 @@ class Alteration:
         unscheduled: bool = False,
         tier: TierChoice | None = None,
     ) -> StreamTable:
-        """Changes what is given. A mode that needs other storage replaces it."""
+        """Change the options that are given. A mode that needs other storage replaces it."""
         given = Options(mode=mode or "auto", engine=engine or "auto", schedule=schedule, tier=tier or "auto")
         schedule = checked_options(stream_table.label, given, stream_table.time_zone).schedule
         refreshing = False
@@ -79,10 +79,10 @@ class Alteration:
         return catalog.stream_table(self._connection, stream_table.id)
 
     def _change_mode(self, stream_table_id: int, mode: Mode) -> bool:
-        """Registers a stream table in another mode; whether it must be refreshed for that.
+        """Register a stream table in another mode; return whether it must be refreshed for that.
 
-        A bag of rows is stored in the same way in both modes. From deltas to recomputing it stays as it is;
-        the other way it is recomputed once, in place, for what was written meanwhile left no change rows.
+        A bag of rows is stored in the same way in both modes. From deltas to recomputing it stays as it is.
+        In the other direction it is recomputed once, in place, because writes in between left no change rows.
         """
         connection = self._connection
         stream_table = catalog.stream_table(connection, stream_table_id)
@@ -102,7 +102,7 @@ class Alteration:
             connection.execute(
                 query("catalog", "set_rebuild_reason"), {"id": stream_table_id, "reason": reason}
             )
-            # Protects the change rows from here on until the refresh has its own snapshot.
+            # Protects the change rows from here on, until the refresh has its own snapshot.
             connection.execute(query("catalog", "set_frontier"), {"id": stream_table_id})
             return True
         storage.drop_kept(connection, stream_table_id)
@@ -110,13 +110,13 @@ class Alteration:
         return False
 
     def suspend(self, stream_table: StreamTable, reason: str | None) -> StreamTable:
-        """Has nobody refresh a stream table until it is resumed; waits for a refresh that runs."""
+        """Stop refreshes of a stream table until it is resumed; wait for a running one."""
         if stream_table.status == "initializing":
             raise being_created(stream_table.schema, stream_table.name)
         return self._set_status(stream_table, "suspend", query("catalog", "suspend"), {"reason": reason})
 
     def resume(self, stream_table: StreamTable) -> StreamTable:
-        """Lets a stream table be refreshed again; does nothing to one that is not suspended."""
+        """Allow refreshes of a stream table again; do nothing to one that is not suspended."""
         return self._set_status(stream_table, "resume", query("catalog", "resume"), {})
 
     def _set_status(

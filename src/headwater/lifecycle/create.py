@@ -1,11 +1,11 @@
 """Creating stream tables and replacing their queries.
 
-Creating takes two transactions. The first makes the definition view, plans, installs capture and leaves a
-row with status `initializing`; when it commits, every later write to the sources is captured. The second
-takes its snapshot after that, loads, and makes the stream table readable. Between them the creator holds a
-session lock, by which others know that it lives (see `drop`).
+Creating takes two transactions. The first makes the definition view, plans, installs capture and leaves a row
+with status `initializing`; when it commits, every later write to the sources is captured. The second takes
+its snapshot after that, loads, and makes the stream table readable. Between them the creator holds a session
+lock, which proves that it is alive (see `drop`).
 
-A query is replaced in the same two transactions; `replace` says what is different then.
+A query is replaced in the same two transactions; `replace` describes the differences.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def what(self) -> str:
-        """How errors begin."""
+        """The beginning of error messages."""
         return f"{'create' if self.replaced is None else 'replace the query of'} {self.label}"
 
 
@@ -95,7 +95,7 @@ class Creation:
     def create(
         self, name: str, text: str, options: Options, *, or_replace: bool = False, cascade: bool = False
     ) -> StreamTable:
-        """Creates a stream table and loads it; with or_replace in place of one of that name."""
+        """Create a stream table and load it; with or_replace, replace one of that name."""
         options = self._checked(name, options)
         schema, table = catalog.split_name(name)
         if schema is None:
@@ -118,7 +118,7 @@ class Creation:
     def replace(
         self, stream_table: StreamTable, text: str, options: Options, *, cascade: bool = False
     ) -> StreamTable:
-        """Gives a stream table another query and options, in place; cascade drops what would not fit it."""
+        """Give a stream table another query and options; cascade drops dependents that do not fit."""
         options = self._checked(stream_table.label, options)
         if stream_table.status == "initializing":
             raise being_created(stream_table.schema, stream_table.name)
@@ -143,10 +143,10 @@ class Creation:
             )
 
     def reload(self, stream_table: StreamTable, reason: str) -> None:
-        """Loads a stream table whose view or storage is gone, and shows it under its name again.
+        """Load a stream table whose view or storage is gone, and show it under its name again.
 
-        What reads it is to be repaired next: its changes are gone. A view that somebody put in its place may
-        have to be dropped for the right one, so the definitions that read it are dropped before.
+        Its readers must be repaired next: its changes are gone. A view that somebody put in its place may
+        have to be dropped for the right one, so the definitions that read that view are dropped first.
         """
 
         def attempt() -> None:
@@ -173,7 +173,7 @@ class Creation:
             raise failure from error
 
     def _checked(self, label: str, options: Options) -> Options:
-        """Checked options of what will be created by this session, and so in its time zone."""
+        """Return checked options for a creation by this session, and so in its time zone."""
         time_zone = self._connection.info.parameter_status("TimeZone")
         return checked_options(label, options, time_zone or "UTC")
 
@@ -189,7 +189,7 @@ class Creation:
     def _build_in(
         self, session: Connection, place: Place, text: str, options: Options, *, cascade: bool
     ) -> StreamTable:
-        """In two transactions, between which the session says by a lock that their creator lives."""
+        """Run both transactions; between them, a session lock proves that the creator is alive."""
         try:
             candidate = retried(
                 lambda: self._prepare(session, place, text, options, cascade=cascade),
@@ -220,7 +220,7 @@ class Creation:
     def _prepare(
         self, session: Connection, place: Place, text: str, options: Options, *, cascade: bool = False
     ) -> int:
-        """The first transaction; returns the id with the creator's session lock held."""
+        """Run the first transaction; return the id with the creator's session lock held."""
         connection, replaced = self._connection, place.replaced
         candidate: int | None = None
         try:
@@ -262,7 +262,7 @@ class Creation:
                         f"{place.what}: it would depend on itself",
                         hint="the new query reads it, directly or through what reads it",
                     )
-                # Protects the change rows after this moment until the load has its own snapshot.
+                # Protects the change rows after this moment, until the load has its own snapshot.
                 connection.execute(query("catalog", "set_frontier"), {"id": candidate})
         except BaseException:
             if candidate is not None and not session.closed:
@@ -279,7 +279,7 @@ class Creation:
         refuse: bool = False,
         reason: str = "it was created",
     ) -> None:
-        """Loads by the plan; if it gives other rows than the query, refuses it or loads from the query."""
+        """Load by the plan; if its rows differ from the query's, refuse it or load from the query."""
 
         def load() -> None:
             retried(
@@ -304,7 +304,7 @@ class Creation:
             load()
 
     def _load(self, candidate: int, place: Place, *, cascade: bool, reason: str) -> None:
-        """The second transaction: the first rows, at a snapshot that is the first frontier."""
+        """Run the second transaction: load the rows, at a snapshot that becomes the first frontier."""
         connection, refresher, phases = self._connection, self._refresher, Phases()
         loaded = catalog.stream_table(connection, candidate)
         replaced = catalog.stream_table(connection, place.replaced.id) if place.replaced is not None else None
@@ -316,7 +316,7 @@ class Creation:
             if replaced is not None:
                 swap.hold(connection, (replaced.schema, replaced.name))
                 refresher.members.lock(replaced)
-            # At once, for a refresh that finds nothing to do may move it without that lock.
+            # At once, because a refresh that finds nothing to do may move it without that lock.
             connection.execute(query("catalog", "set_frontier"), {"id": shown.id})
             with phases.measure("plan"):
                 connection.execute("SELECT set_config('TimeZone', %s, true)", (loaded.time_zone,))
@@ -381,7 +381,7 @@ class Creation:
         return self._refresher.members.loader.decide_load(loaded, definition, plan)
 
     def _clear_away(self, session: Connection, stream_table_id: int, label: str) -> str:
-        """Removes what the first transaction made; the hint if that fails, which must not hide the cause."""
+        """Remove what the first transaction made; return a hint if that fails, not to hide the cause."""
         if self._connection.closed:
             return ""
         try:

@@ -1,7 +1,7 @@
-"""Dropping stream tables, and what creators left that died.
+"""Dropping stream tables, and what dead creators left behind.
 
 A creator holds a session lock while its stream table is `initializing` (see `create`); a row without it was
-left by a creator that died. Whoever starts next clears it away (`sweep`), for until then writers pay for its
+left by a creator that died. The next process removes it (`sweep`), because until then writers pay for its
 capture and change rows are kept for it.
 """
 
@@ -26,18 +26,18 @@ from headwater.refresh.fast_path import drop_function
 CREATOR_LOCK = 1_214_607
 """Class of the session locks that creators hold, one for each stream table."""
 SWEEPING_LOCK_TIMEOUT = "50ms"
-"""So long writers may have to wait behind who clears away; what is not had by then, the next one gets."""
+"""How long writers may have to wait behind a sweep; what it cannot lock by then is left to the next one."""
 
 
 class Removal:
-    """Removes stream tables with all that belongs to them."""
+    """Removes stream tables with everything that belongs to them."""
 
     def __init__(self, connection: Connection, lock_attempts: int) -> None:
         self._connection = connection
         self._lock_attempts = lock_attempts
 
     def drop(self, stream_table: StreamTable, *, cascade: bool = False) -> list[str]:
-        """Drops a stream table, and with cascade all that read it; the names of what was dropped."""
+        """Drop a stream table, and with cascade all its readers; return the names of what was dropped."""
         try:
             return self.remove(stream_table.id, cascade=cascade)
         except psycopg.Error as error:
@@ -50,7 +50,7 @@ class Removal:
             raise translated(error, f"drop {stream_table.label}", HeadwaterError) from error
 
     def remove(self, stream_table_id: int, *, cascade: bool) -> list[str]:
-        """In a transaction of its own, which is tried again when others use what must go."""
+        """Remove in a transaction of its own, which is retried when others use the objects."""
         return retried(
             lambda: self._remove_once(stream_table_id, cascade=cascade),
             what=f"drop of stream table {stream_table_id}",
@@ -62,7 +62,7 @@ class Removal:
             return self._remove_here(stream_table_id, cascade=cascade)
 
     def _remove_here(self, stream_table_id: int, *, cascade: bool) -> list[str]:
-        """Inside the caller's transaction."""
+        """Remove inside the caller's transaction."""
         connection, dropped = self._connection, []
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
         installed.hold_version(connection)
@@ -93,7 +93,7 @@ class Removal:
         return [*dropped, *(f"consumer {name}" for name in followers)]
 
     def remove_one(self, stream_table_id: int, *, cascade: bool) -> str:
-        """Without those that read it, inside the caller's transaction; its name."""
+        """Remove one stream table, but not its readers, inside the caller's transaction; return its name."""
         connection = self._connection
         connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table_id})
         stream_table = catalog.stream_table(connection, stream_table_id)
@@ -121,12 +121,12 @@ class Removal:
             self._connection.execute(sql.SQL("DROP VIEW {}").format(name))
 
     def forget_as_source(self, stream_table_id: int) -> None:
-        """Nobody reads the changes of a stream table any more."""
+        """Record that nobody reads the changes of a stream table any more."""
         self.drop_own_changes(stream_table_id)
         self._connection.execute(query("catalog", "delete_own_source"), {"id": stream_table_id})
 
     def drop_own_changes(self, stream_table_id: int) -> None:
-        """Ends the capture of a stream table as a source."""
+        """End the capture of a stream table as a source."""
         connection = self._connection
         own = connection.execute(query("refresh", "own_change_table"), {"id": stream_table_id}).fetchone()
         if own is not None:
@@ -136,7 +136,7 @@ class Removal:
     # dead creators
 
     def clear_dead_creation(self, schema: str, table: str) -> None:
-        """Removes what a creator left that died between its two transactions."""
+        """Remove what a creator left that died between its two transactions."""
         found = initializing(self._connection, schema, table)
         if found is None:
             return
@@ -148,7 +148,7 @@ class Removal:
             raise being_created(schema, table)
 
     def sweep(self) -> None:
-        """Removes what dead creators left, of any name. Outside a transaction; never waits for long."""
+        """Remove what dead creators left. Call it outside a transaction; it never waits for long."""
         connection = self._connection
         for (found,) in connection.execute(query("catalog", "initializing"), {"id": None}).fetchall():
             try:
@@ -158,7 +158,7 @@ class Removal:
                     raise
 
     def _remove_dead(self, stream_table_id: int, lock_timeout: str | None = None) -> bool:
-        """Removes what a creator left; False if it lives. One that has just finished is left alone."""
+        """Remove what a creator left; return False if it is alive or has just finished."""
         connection = self._connection
         with transaction(connection):
             if lock_timeout is not None:
@@ -167,7 +167,7 @@ class Removal:
             if not one(connection, "SELECT pg_try_advisory_xact_lock(%s, %s)", lock)[0]:
                 return False
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
-            # A creator whose session broke, and only that, may be about to finish nevertheless.
+            # A creator that only lost its session may still be about to finish.
             connection.execute(query("catalog", "lock_stream_table"), {"id": stream_table_id})
             if connection.execute(query("catalog", "initializing"), {"id": stream_table_id}).fetchone():
                 self._remove_here(stream_table_id, cascade=False)
@@ -175,7 +175,7 @@ class Removal:
 
 
 def initializing(connection: Connection, schema: str, table: str) -> int | None:
-    """The stream table of this name that is not loaded yet."""
+    """Return the stream table of this name that is not loaded yet."""
     row = connection.execute(
         "SELECT id FROM headwater.stream_table"
         " WHERE schema_name = %s AND table_name = %s AND status = 'initializing'",

@@ -1,4 +1,4 @@
-"""The options of stream tables: what there is to choose, and what was chosen."""
+"""The options of stream tables: the choices, and what was chosen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.scheduling.schedules import normalized
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user may choose for a stream table."""
+    """The options that a user may choose for a stream table."""
 
     mode: Mode = "auto"
     engine: EngineName = "auto"
@@ -29,7 +29,7 @@ def altered_options(
     unscheduled: bool = False,
     tier: TierChoice | None = None,
 ) -> Options:
-    """The options of a stream table, but for those that are given."""
+    """Return the options of a stream table, with those that are given replaced."""
     return Options(
         mode=mode or stream_table.requested_mode,
         engine=engine or stream_table.engine,
@@ -39,7 +39,7 @@ def altered_options(
 
 
 def checked_options(label: str, options: Options, time_zone: str) -> Options:
-    """The options, with the schedule in the form that is stored; raises if one is not to be had."""
+    """Return the options with the schedule in its stored form; raise if one is not available."""
     for name, value, known in (
         ("mode", options.mode, get_args(Mode)),
         ("engine", options.engine, get_args(EngineName)),

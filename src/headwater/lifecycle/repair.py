@@ -1,19 +1,19 @@
-"""Putting right what a restore from a dump, or somebody's DROP … CASCADE, left of stream tables.
+"""Repairing stream tables after a restore from a dump, or after somebody's DROP … CASCADE.
 
-A dump carries every table and view, and with them numbers that mean nothing where it is restored: oids in
+A dump contains every table and view, and with them numbers that mean nothing where it is restored: oids in
 the catalog and in the names of change tables and trigger functions, transactions in change rows, snapshots in
-frontiers. Changes between the restore and now left no trace. So nothing of it is used:
+frontiers. Changes between the restore and now left no trace. So none of it is used:
 
-1. In one transaction capture is removed, and all that the catalog knows by number is forgotten; the views
-   that users read are found again by what they read. The catalog belongs to this database from then on, and
-   every stream table is marked as to be computed anew. Should the program end here, refreshes do the rest.
-2. Each stream table is refreshed, in the order of their creation: it registers what it reads, with new
-   capture, and is loaded beside its old rows. Readers see the old rows until then.
+1. In one transaction capture is removed, and everything that the catalog knows by number is forgotten; the
+   views that users read are found again by what they read. From then on the catalog belongs to this database,
+   and every stream table is marked for recomputing. If the program ends here, refreshes do the rest.
+2. Each stream table is refreshed, in the order of creation: it registers what it reads, with new capture, and
+   is loaded beside its old rows. Readers see the old rows until then.
 
-Apart from restores: `headwater.health` says which part of a stream table is missing. A definition view that
-went with a table it reads is made again from the query as it was last planned, once everything in that is
-there again; a view that was dropped or replaced comes back with its rows; capture is installed again. What
-reads a stream table that was loaded again has lost its changes, and is repaired after it.
+Apart from restores, `headwater.health` says which part of a stream table is missing. A definition view that
+was dropped with a table it reads is made again from the query as it was last planned, once everything in it
+exists again; a view that was dropped or replaced comes back with its rows; capture is installed again. The
+readers of a stream table that was loaded again have lost its changes, and are repaired after it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RESTORED = "the database was restored from a dump"
 
 @dataclass(frozen=True, kw_only=True)
 class Repaired:
-    """What became of one stream table."""
+    """The result for one stream table."""
 
     stream_table: str
     status: Literal["intact", "rebuilt", "removed", "failed"]
@@ -72,7 +72,7 @@ class Repair:
         self._removal = removal
 
     def run(self, *, restored: bool) -> list[Repaired]:
-        """Repairs what needs it; one entry for each stream table, in the order of their creation."""
+        """Repair what needs it; return one entry for each stream table, in the order of creation."""
         if restored:
             self._again(self._settle, "repair")
         jobs.sweep(self._connection)
@@ -91,7 +91,7 @@ class Repair:
         return found
 
     def _settle(self) -> None:
-        """Forgets all that is of another database."""
+        """Forget everything that belongs to another database."""
         connection = self._connection
         with transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
@@ -138,7 +138,7 @@ class Repair:
         return catalog.health(self._connection, [stream_table.id])[stream_table.id]
 
     def _forget_changes(self, stream_table: StreamTable, reason: str) -> None:
-        """Has those that read the changes of a stream table register anew, and then its changes are kept."""
+        """Make those that read the changes of a stream table register again, so that its changes are kept."""
         values = {"id": stream_table.id, "reason": reason}
         with transaction(self._connection):
             self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (LIFECYCLE_LOCK,))
@@ -147,7 +147,7 @@ class Repair:
             self._connection.execute(query("repair", "give_up_followers"), values)
 
     def _define(self, stream_table: StreamTable, reason: str) -> None:
-        """Makes the definition view again. Names in the text are complete, so no search_path matters."""
+        """Make the definition view again. Names in the text are qualified, so search_path does not matter."""
         again = f"headwater drop {stream_table.label}, then create it again"
         (text,) = one(self._connection, query("repair", "planned_query"), {"id": stream_table.id})
         if text is None:

@@ -1,10 +1,11 @@
-"""Putting another query in the place of a stream table's.
+"""Replacing the query of a stream table.
 
-That is a creation (see `create`), but for its end. A candidate is created beside the stream table, with a
+This is a creation (see `create`) except for its end. A candidate is created beside the stream table, with a
 definition, capture and storage of its own, under the name of the storage that it is to replace. The second
 transaction locks the stream table as a refresh of it does, so that none commits on the old definition later.
-Once all is loaded, the stream table takes over what the candidate has: its storage goes under the view, its
-definition and dependencies get the stream table's number. Until that commits, the old one is as it was.
+Once everything is loaded, the stream table takes over what the candidate has: its storage goes under the
+view, and its definition and dependencies get the stream table's number. Until that commits, the old one is as
+it was.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from headwater.refresh.transaction import Refresher
 
 
 class Unchanged(Exception):
-    """The query that is to replace another one is the same."""
+    """The new query is the same as the old one."""
 
 
 class Replacement:
@@ -58,7 +59,7 @@ class Replacement:
     def check_unchanged(
         self, replaced: StreamTable, candidate: int, view: int, definition: Definition
     ) -> None:
-        """Raises Unchanged if a candidate is what it is to replace."""
+        """Raise Unchanged if a candidate equals what it is to replace."""
         present = find_definition(self._connection, replaced.id)
         new = catalog.stream_table(self._connection, candidate)
         if present is None or new.time_zone != replaced.time_zone:
@@ -69,9 +70,9 @@ class Replacement:
             raise Unchanged
 
     def in_the_way(self, replaced: StreamTable, view: int, *, cascade: bool) -> tuple[list[int], list[str]]:
-        """The stream tables and consumers that must go for a new definition: none if the columns stay.
+        """Return the stream tables and consumers that a new definition displaces: none if the columns stay.
 
-        Raises if that is not allowed, or if views of users' own would have to go.
+        Raises if that is not allowed, or if views of users would have to be dropped.
         """
         connection, relation = self._connection, replaced.relation
         assert relation is not None
@@ -107,7 +108,7 @@ class Replacement:
         readers: list[int],
         followers: list[str],
     ) -> list[str]:
-        """Puts a loaded candidate in the place of a stream table; what that did beside it."""
+        """Put a loaded candidate in the place of a stream table; return what else that did."""
         connection = self._connection
         said = [
             f"{self._removal.remove_one(reader, cascade=False)} was dropped" for reader in reversed(readers)
@@ -115,7 +116,7 @@ class Replacement:
         said += [f"consumer {name} was dropped" for name in followers]
         assert replaced.relation is not None
         if not swap.fits(connection, replaced.relation, definition_oid(connection, candidate)):
-            self._removal.forget_as_source(replaced.id)  # by the view that is about to go
+            self._removal.forget_as_source(replaced.id)  # through the view that is about to be dropped
         target = self._refresher.members.target(replaced, definition)
         table = storage.storage_name(candidate)
         prepared = swap.prepare(connection, replaced.label, replaced.id, table, plan)
@@ -137,9 +138,9 @@ class Replacement:
         return said
 
     def tidy(self, stream_table_id: int) -> None:
-        """Ends the capture of what only the old query read, and drops its storage if no snapshot needs it.
+        """End the capture of what only the old query read, and drop its storage if no snapshot needs it.
 
-        What cannot be had now goes with the next change of what is captured, or the next refresh.
+        What cannot be locked now is removed with the next change of what is captured, or by the next refresh.
         """
 
         def release() -> None:
@@ -155,7 +156,7 @@ class Replacement:
     def record_failure(
         self, replaced: StreamTable | None, failure: BaseException, cause: BaseException
     ) -> None:
-        """A replacement that failed is in the history of the stream table, which stays as it was."""
+        """Record a failed replacement in the history of the stream table, which stays as it was."""
         if replaced is None or self._connection.closed:
             return
         if not catalog.stream_tables(self._connection, [replaced.id]):

@@ -1,4 +1,4 @@
-"""Which names and queries can be a stream table's, and the definition view that is made of a query."""
+"""Which names and queries a stream table can have, and the definition view that is made from a query."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ February. A query means what it would mean in the user's own session, as the rol
 
 
 class Admission:
-    """Looks at what is to be created. Errors begin with `what`, which says what is being done."""
+    """Validates what is to be created. Errors begin with `what`, which names the operation."""
 
     def __init__(self, connection: Connection, reader: DefinitionReader) -> None:
         self._connection = connection
         self._reader = reader
 
     def check_free(self, schema: str, table: str) -> None:
-        """Raises if there cannot be a new stream table of this name."""
+        """Raise if there cannot be a new stream table of this name."""
         connection = self._connection
         if not one(connection, "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", (schema,))[0]:
             raise InvalidName(f"there is no schema {schema}", hint=f"CREATE SCHEMA {identifier(schema)}")
@@ -84,7 +84,7 @@ class Admission:
         return definition_oid(connection, stream_table_id)
 
     def _create_view(self, kind: sql.Composable, body: sql.SQL) -> None:
-        """Run one statement under the user's own settings, and no other: who knows what its schemas hold."""
+        """Run this one statement under the user's own settings: their schemas may hold anything."""
         connection = self._connection
         connection.execute(
             "SELECT set_config(name, reset_val, true) FROM pg_settings WHERE name = ANY (%s)",
@@ -93,7 +93,7 @@ class Admission:
         connection.execute(
             "SELECT set_config('search_path', current_setting('headwater.user_search_path'), true)"
         )
-        # In binary, for the protocol that takes one statement and no more.
+        # In binary, for the protocol that takes exactly one statement.
         connection.execute(sql.SQL("CREATE {} AS {}").format(kind, body), binary=True)
         setting = "pg_catalog.set_config(%s::pg_catalog.text, %s::pg_catalog.text, true)"
         names = ("search_path", *READING_SETTINGS)
@@ -103,14 +103,14 @@ class Admission:
         )
 
     def _refuse_temporary(self, body: sql.SQL, what: str) -> None:
-        """Raises if the query reads a temporary table, which only a temporary view can."""
+        """Raise if the query reads a temporary table, which only a temporary view can."""
         connection = self._connection
         self._create_view(sql.SQL("TEMP VIEW hw_probe"), body)
         view = int(one(connection, "SELECT 'pg_temp.hw_probe'::regclass::oid")[0])
         self.check_definition(what, self._reader.read(view))
 
     def check_definition(self, what: str, definition: Definition) -> None:
-        """Raises if a query reads what cannot be read, or gives columns that cannot be stored."""
+        """Raise if a query reads what cannot be a source, or gives columns that cannot be stored."""
         for relation in definition.reads:
             _check_source(what, relation, self._role())
         if not definition.columns:
@@ -128,7 +128,7 @@ class Admission:
                 )
 
     def check_triggers(self, what: str, definition: Definition) -> None:
-        """Raises if this role may not capture what a query reads."""
+        """Raise if this role may not capture what a query reads."""
         role = self._role()
         for relation in definition.reads:
             if relation.kind in ("r", "p") and not relation.may_trigger:

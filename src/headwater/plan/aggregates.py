@@ -1,8 +1,8 @@
 """Which aggregates can be maintained by adding deltas, and what state that takes.
 
-count, sum and avg over integers and numerics are sums of something over the rows of a group, so a delta
-adds to them. min and max take an insert at once; when the stored extreme is deleted and no inserted row
-replaces it, the group is rescanned. Whatever is not listed here is recomputed for the affected groups.
+count, sum and avg over integers and numerics are sums over the rows of a group, so a delta adds to them. min
+and max take an insert directly; when the stored extreme is deleted and no inserted row replaces it, the group
+is rescanned. Every other aggregate is recomputed for the affected groups.
 
 Numeric has two traps. NaN and the infinities do not subtract: a group whose sum is not finite is rescanned.
 And a result shows as many fractional digits as the longest summand (which also decides how precisely an
@@ -65,7 +65,7 @@ class Algebra:
 
 
 def algebra_of(aggregate: Aggregate, types: Mapping[str, ColumnType]) -> Algebra | None:
-    """The algebra of an aggregate over input columns of the given types, or None if a call has none."""
+    """Return the algebra of an aggregate over input columns of these types, or None if a call has none."""
     states: dict[tuple[StateKind, str | None, str | None], State] = {}
 
     def state(kind: StateKind, argument: str | None, condition: str | None) -> str:
@@ -102,7 +102,7 @@ def algebra_of(aggregate: Aggregate, types: Mapping[str, ColumnType]) -> Algebra
 
 
 def obstacle(call: Call, types: Mapping[str, ColumnType]) -> str | None:
-    """Why a call cannot be maintained by adding deltas, or None."""
+    """Return why a call cannot be maintained by adding deltas, or None."""
     if not call.builtin or call.function not in ("count", "sum", "avg", "min", "max"):
         return f"{call.function} has no state that deltas can be added to"
     if call.distinct:
@@ -141,7 +141,7 @@ def _largest_scale(histogram: str) -> str:
 
 
 def over_rows(state: State) -> str:
-    """The state of a whole group.
+    """Return the state of a whole group.
 
     >>> over_rows(State("n", StateKind.COUNT, "a1", None))
     'count(i."a1")'
@@ -164,14 +164,14 @@ def over_rows(state: State) -> str:
 
 
 def delta_columns(state: State) -> tuple[str, ...]:
-    """The columns that carry a state's delta; an extreme has the best inserted and the best deleted value."""
+    """Return the columns of a state's delta; an extreme has the best inserted and the best deleted value."""
     if state.kind.extreme:
         return (f"{state.name}_in", f"{state.name}_out")
     return (state.name,)
 
 
 def over_delta(state: State, weight: str) -> tuple[str, ...]:
-    """The delta of a state from weighted rows, one expression for each of `delta_columns`."""
+    """Return the delta of a state from weighted rows, one expression for each of `delta_columns`."""
     conditions = [f"d.{identifier(state.filter)}"] if state.filter else []
     argument = f"d.{identifier(state.argument)}" if state.argument else ""
     if state.kind.extreme:
@@ -190,7 +190,7 @@ def over_delta(state: State, weight: str) -> tuple[str, ...]:
         case _:
             term = f"d.{weight}"
             if argument:
-                # Unlike IS NOT NULL, true of a composite value that has a NULL in it.
+                # Unlike IS NOT NULL, this is true of a composite value that contains a NULL.
                 conditions.append(f"{argument} IS DISTINCT FROM NULL")
     where = f" FILTER (WHERE {' AND '.join(conditions)})" if conditions else ""
     kind = "bigint" if state.kind in (StateKind.ROWS, StateKind.COUNT) else "numeric"
@@ -198,7 +198,7 @@ def over_delta(state: State, weight: str) -> tuple[str, ...]:
 
 
 def merged(state: State) -> str:
-    """The new state from the stored one (alias s, NULL for a new group) and its delta (alias d)."""
+    """Return the new state from the stored one (alias s, NULL for a new group) and its delta (alias d)."""
     name = identifier(state.name)
     if state.kind.extreme:
         function = "LEAST" if state.kind is StateKind.MIN else "GREATEST"
@@ -207,7 +207,7 @@ def merged(state: State) -> str:
 
 
 def rescan_condition(state: State) -> str | None:
-    """When the merged state would be wrong, so that the group must be rescanned; None if never."""
+    """Return when the merged state would be wrong, so that the group must be rescanned; None if never."""
     if state.kind is StateKind.SUM:
         assert state.type is not None
         return None if state.type.integer else f"{merged(state)} = ANY ({NON_FINITE})"
@@ -224,6 +224,6 @@ def rescan_condition(state: State) -> str | None:
 
 
 def _scale_weight(value: str) -> str:
-    """10 ** (12 * scale), quickly for the usual scales; NaN and the infinities have no scale."""
+    """Return 10 ** (12 * scale), quickly for the usual scales; NaN and the infinities have no scale."""
     usual = " ".join(f"WHEN {scale} THEN 1{'0' * SCALE_DIGITS * scale}::numeric" for scale in range(5))
     return f"CASE scale({value}) {usual} ELSE ('1e' || {SCALE_DIGITS} * scale({value}))::numeric END"

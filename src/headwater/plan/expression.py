@@ -1,4 +1,4 @@
-"""Expressions of a plan: PostgreSQL's parse tree with what a plan asks of one.
+"""Expressions of a plan: PostgreSQL's parse tree, with the questions that a plan asks about it.
 
 An expression knows its text, the columns it refers to, and its outermost shape. Most rules need no more, and
 leave it as PostgreSQL printed it. Only the builder and this module know the classes of the parse tree.
@@ -14,6 +14,7 @@ from postgast import pg_query_pb2 as pg
 from postgast.pg_query_pb2 import Node
 
 from headwater.plan import syntax
+from headwater.plan.deparse import text_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ColumnRef:
 
 
 class Expression:
-    """An immutable expression. Two are equal if they are the same text."""
+    """An immutable expression. Two are equal if they have the same text."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -42,11 +43,11 @@ class Expression:
     @cached_property
     def text(self) -> str:
         """The expression as SQL."""
-        return syntax.text_of(self.node)
+        return text_of(self.node)
 
     @cached_property
     def references(self) -> tuple[ColumnRef, ...]:
-        """Every column that it refers to, each once; those of subqueries in it too."""
+        """Every column that it refers to, each once; also those of its subqueries."""
         found = (column_of(node) for node in syntax.walk(self.node))
         return tuple(dict.fromkeys(item for item in found if item is not None))
 
@@ -57,12 +58,12 @@ class Expression:
 
     @cached_property
     def has_query(self) -> bool:
-        """Whether there is a subquery in it."""
+        """True if it contains a subquery."""
         return any(syntax.kind_of(node) == "select_stmt" for node in syntax.walk(self.node))
 
     @cached_property
     def tables(self) -> frozenset[str]:
-        """The tables without a schema that subqueries in it read."""
+        """The tables without a schema that its subqueries read."""
         return frozenset(
             node.range_var.relname
             for node in syntax.walk(self.node)
@@ -71,12 +72,12 @@ class Expression:
 
     @cached_property
     def is_table(self) -> bool:
-        """Whether it is a FROM item that names a table."""
+        """True if it is a FROM item that names a table."""
         return syntax.kind_of(self.node) == "range_var"
 
     @property
     def column(self) -> ColumnRef | None:
-        """The column that it is, if it is nothing else."""
+        """The column that it is, or None if it is anything else."""
         return column_of(self.node)
 
     @cached_property
@@ -86,14 +87,14 @@ class Expression:
 
     @property
     def equality(self) -> tuple[Expression, Expression] | None:
-        """The two sides, if it says that two values are equal."""
+        """The two sides, if it states that two values are equal."""
         shape = self.shape
         if isinstance(shape, Operation) and shape.operator == "=" and shape.left is not None:
             return shape.left, shape.right
         return None
 
     def mapped(self, replace: Callable[[ColumnRef], Expression | None]) -> Expression:
-        """The expression with others in place of some of its columns."""
+        """Return the expression with some of its columns replaced."""
 
         def change(node: Node) -> Node | None:
             found = column_of(node)
@@ -103,17 +104,17 @@ class Expression:
         return Expression(syntax.rewritten(self.node, change))
 
     def realiased(self, aliases: Mapping[str, str]) -> Expression:
-        """The expression over inputs under other aliases."""
+        """Return the expression over inputs under other aliases."""
         return self.mapped(
             lambda found: column(found.name, aliases[found.alias]) if found.alias in aliases else None
         )
 
     def unqualified(self) -> Expression:
-        """The expression with bare column names."""
+        """Return the expression with bare column names."""
         return self.mapped(lambda found: column(found.name))
 
     def reading(self, tables: Mapping[str, str]) -> Expression:
-        """The expression with other tables in its subqueries, under the names that they had there."""
+        """Return the expression with other tables in its subqueries, under the old names."""
 
         def change(node: Node) -> Node | None:
             if syntax.kind_of(node) != "range_var" or node.range_var.schemaname:

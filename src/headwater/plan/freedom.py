@@ -1,7 +1,7 @@
 """What a query leaves open, so that two evaluations of it over the same rows may differ.
 
 An aggregate such as array_agg without ORDER BY takes its rows in any order. LIMIT, DISTINCT ON, and window
-functions that number rows choose among rows that their ORDER BY does not tell apart. Both are read off the
+functions that number rows choose among rows that their ORDER BY does not distinguish. Both are found in the
 stored parse tree of a view (`pg_rewrite.ev_action`), in which the server has resolved every call.
 """
 
@@ -23,16 +23,16 @@ _WINDOW_FUNCTION = re.compile(r"\{WINDOWFUNC :winfnoid (\d+)")
 _CHOOSES_ROWS = re.compile(r":(?:limitCount|limitOffset) \{|:hasDistinctOn true")
 _FRAME = re.compile(r":frameOptions (\d+)")
 _FRAME_ROWS = 0x4
-"""The bit of frameOptions that stands for ROWS: where such a frame ends depends on the order among equals."""
+"""The bit of frameOptions for ROWS: where such a frame ends depends on the order among equals."""
 
 
 def called(tree: str) -> set[int]:
-    """The aggregates and window functions that a parse tree calls."""
+    """Return the aggregates and window functions that a parse tree calls."""
     return {int(oid) for pattern in (_AGGREGATE, _WINDOW_FUNCTION) for oid in pattern.findall(tree)}
 
 
 def freedom(trees: Iterable[str], names: Mapping[int, str]) -> Freedom:
-    """What the query of these parse trees leaves open; `names` has those of the functions that it calls."""
+    """Return what the query of these parse trees leaves open; `names` has those of the functions it calls."""
     found: Freedom = "none"
     for tree in trees:
         frames = any(int(options) & _FRAME_ROWS for options in _FRAME.findall(tree))
@@ -54,7 +54,7 @@ def _takes_any_order(oid: int, names: Mapping[int, str]) -> bool:
 
 
 def _is_ordered(tree: str, start: int) -> bool:
-    """Whether the aggregate that begins here has an ORDER BY of its own."""
+    """Tell whether the aggregate that begins here has an ORDER BY of its own."""
     depth = 0
     for position in range(start, len(tree)):
         if tree[position] in "{}" and tree[position - 1] != "\\":

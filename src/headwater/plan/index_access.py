@@ -1,8 +1,8 @@
-"""By which columns a delta looks into the sources that did not change, or into the rest of those that did.
+"""The columns by which a delta looks up rows of sources.
 
-A changed row meets the other inputs of its join by the columns that a condition makes equal, the rest of its
-group by the key, and what is looked up by what the lookup compares. Whether a source has an index on such
-columns decides whether it is read in part or as a whole.
+A changed row finds rows of the other inputs of its join by the columns that a condition equates, the rest of
+its group by the key, and the rows of a lookup by what the lookup compares. An index on such columns decides
+whether a source is read in part or as a whole.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from headwater.plan.semijoin import core_column, grouping_column
 from headwater.plan.storage_plan import GroupPlan, IncrementalPlan
 
 STRINGS = ("text", "character varying")
-"""Types between which a cast changes nothing, so that an index serves it as well."""
+"""Types between which a cast changes nothing, so that an index serves both."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """A source whose rows are looked for by some of its columns when one of these sources changed."""
+    """A source whose rows are looked up by some of its columns when one of these sources changed."""
 
     source: Source
     columns: tuple[str, ...]
@@ -42,11 +42,11 @@ class Access:
 
 
 def accesses(plan: IncrementalPlan) -> tuple[Access, ...]:
-    """Every way in which a delta of a plan looks into a source, each once."""
+    """Return every way in which a delta of a plan looks up rows of a source, each once."""
     walk = _Walk()
     if isinstance(plan, GroupPlan):
         walk.below(plan.root)
-        # With an algebra a group is read only when its least or greatest value went.
+        # With an algebra a group is read only when its least or greatest value was deleted.
         if plan.algebra is None or plan.algebra.extremes:
             walk.nonlinear(plan.root)
     elif not plan.is_whole:
@@ -71,7 +71,7 @@ class _Walk:
             self.visit(child)
 
     def nonlinear(self, node: Node) -> None:
-        """What a node that is no sum over single rows looks for when something in it changed."""
+        """Add what a nonlinear node looks up when something in it changed."""
         changed = _sources(node)
         match node:
             case Aggregate():
@@ -89,7 +89,7 @@ class _Walk:
                 pass
 
     def _into(self, node: Node, columns: Iterable[str], changed: tuple[Source, ...]) -> None:
-        """A node is restricted to values of some of its columns; what of it can be is looked up by them."""
+        """Add the look-ups of a node that is restricted to values of some of its columns."""
         wanted = list(columns)
         if not wanted:
             return
@@ -119,7 +119,7 @@ class _Walk:
                 pass
 
     def _into_block(self, block: Select, wanted: list[str], changed: tuple[Source, ...]) -> None:
-        """One input is looked up by what is wanted of it, those that it is joined with by their joins."""
+        """Add the look-ups of a block: one input by the given values, the others through their joins."""
         shown = {output.name: output.expression for output in block.outputs}
         by_alias: dict[str, list[str]] = {}
         for name in wanted:
@@ -143,7 +143,7 @@ class _Walk:
                 self._into(item.node, keys, changed)
 
     def _meet(self, block: Select, known: set[str], changed: tuple[Source, ...]) -> set[str]:
-        """From inputs that are few, looks into those that equalities connect with them; all it reached."""
+        """Follow equalities from inputs that are few, adding their look-ups; return all inputs reached."""
         reached = set(known)
         while True:
             found = {
@@ -164,7 +164,7 @@ def _sources(node: Node) -> tuple[Source, ...]:
 
 
 def _connection(block: Select, item: Input, reached: set[str]) -> list[str] | None:
-    """The columns of an input that are equal to something that is known already; None if it is not known."""
+    """Return the columns of an input that equal known values; None if it is not connected."""
     if isinstance(item.node, Expansion):
         used = item.node.sql.aliases
         return [] if used and used <= reached else None
@@ -180,7 +180,7 @@ def _connection(block: Select, item: Input, reached: set[str]) -> list[str] | No
 
 
 def _plain(inputs: tuple[Input, ...], tree: Expression) -> ColumnRef | None:
-    """The column that an expression is, also where it is a varchar taken as text."""
+    """Return the column that an expression is, also where it is a varchar cast to text."""
     shape = tree.shape
     if isinstance(shape, Cast) and shape.type in ("text", "varchar") and not shape.modifiers:
         inner = shape.value.column

@@ -1,7 +1,7 @@
-"""How a term of a join's delta is joined step by step: from its delta outwards, up to one input as it was at
-a time, each result in a table of its own.
+"""The steps by which a term of a join's delta is joined.
 
-The steps depend on nothing but the block and the term, so a plan works them out once.
+They go from the delta outwards, with at most one old state of an input in each step, and each result is a
+table of its own. The steps depend only on the block and the term, so a plan computes them once.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from headwater.plan.terms import Term, Version
 from headwater.plan.values import ANY_TYPE
 
 JOINED = "w"
-"""Alias of what was joined already."""
+"""Alias of the rows joined so far."""
 
 
 @dataclass(frozen=True)
 class JoinStep:
-    """One step: the block that joins inputs as they are now, and one as it was, to what was joined before."""
+    """One step: joins inputs as they are now, and one old state, to what was joined before."""
 
     block: Select
-    now: Term  # the block with the one as it is now,
-    delta: Term  # and with its delta: what is to be taken off again
-    table: str  # that holds the result
-    relation: int  # by which later steps read it, below zero
+    now: Term  # the block with that input as it is now
+    delta: Term  # the block with its delta, which is subtracted
+    table: str  # the table that holds the result
+    relation: int  # the number by which later steps read it, below zero
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class JoinSteps:
 
 
 def join_steps(block: Select, term: Term) -> JoinSteps:
-    """From the delta of a term to each input that it reads as it was, as far as equalities lead there."""
+    """Join from the delta of a term to each old state that it reads, as far as equalities lead."""
     pivot = block.inputs[term.index(Version.DELTA)]
     versions = {item.alias: version for item, version in zip(block.inputs, term, strict=True)}
     way = _Way(block, versions, frozenset({pivot.alias}), pivot)
@@ -62,7 +62,7 @@ def join_steps(block: Select, term: Term) -> JoinSteps:
 
 @dataclass(frozen=True)
 class _Next:
-    """Inputs to join next: some as they are now, and one as it was."""
+    """Inputs to join next: some as they are now, and one old state."""
 
     between: tuple[str, ...]
     old: str
@@ -75,11 +75,11 @@ class _Way:
     block: Select
     versions: Mapping[str, Version]
     covered: frozenset[str]
-    item: Input  # the joined rows, or the delta where it begins
+    item: Input  # the joined rows, or at first the delta
     table: str = ""
 
     def next_step(self) -> _Next | None:
-        """The nearest input that is read as it was and that equalities connect to what is joined."""
+        """Return the nearest old state that equalities connect to what is joined."""
         parents: dict[str, str | None] = dict.fromkeys(self.covered)
         grown = True
         while grown:
@@ -105,7 +105,7 @@ class _Way:
         return None
 
     def taken(self, step: _Next) -> tuple[JoinStep, _Way]:
-        """A step, and the way from where it leads."""
+        """Return a step, and the way after it."""
         block = self._joining(step)
         begins = (self.block.output_sql, self.block.predicate_sql, self.item.alias, self.table)
         digest = zlib.crc32(repr((begins, step)).encode())
@@ -121,7 +121,7 @@ class _Way:
         return joined, replace(self, covered=covered, item=Input(JOINED, Scan(source, names)), table=table)
 
     def rest(self) -> tuple[Select, Term]:
-        """What is left to join."""
+        """Return what is left to join."""
         others = [item for item in self.block.inputs if item.alias not in self.covered]
         rewritten = [
             Input(item.alias, replace(item.node, sql=self._over_joined(item.node.sql)))
@@ -135,7 +135,7 @@ class _Way:
         return block, (Version.DELTA, *(self.versions[item.alias] for item in others))
 
     def _joining(self, step: _Next) -> Select:
-        """The block that joins a step to what is joined."""
+        """Return the block that joins a step to what is joined."""
         taken = {*step.between, step.old}
         covered = self.covered | taken
         inputs = (self.item, *(item for item in self.block.inputs if item.alias in taken))
@@ -148,7 +148,7 @@ class _Way:
         return Select(inputs, tuple(self._over_joined(tree) for tree in predicates), tuple(outputs))
 
     def _over_joined(self, tree: Expression) -> Expression:
-        """An expression in which the columns of joined inputs are those of the joined rows."""
+        """Return an expression with the columns of joined inputs replaced by those of the joined rows."""
         if not self.table:
             return tree
 
@@ -158,7 +158,7 @@ class _Way:
         return tree.mapped(joined)
 
     def _open(self) -> list[Expression]:
-        """The conditions that are not checked yet; those of the pivot alone hold for its delta, too."""
+        """Return the conditions not yet checked; those of the pivot alone hold for its delta, too."""
         return [tree for tree in self.block.predicates if not self.table or not tree.aliases <= self.covered]
 
     def _used(self) -> list[tuple[str, str]]:
@@ -168,7 +168,7 @@ class _Way:
 
 
 def _path(parents: Mapping[str, str | None], alias: str) -> Iterator[str]:
-    """The inputs on the way to one, those that are joined already left out."""
+    """Return the inputs on the path to one, without those that are joined already."""
     step: str | None = alias
     while step is not None and parents[step] is not None:
         yield step

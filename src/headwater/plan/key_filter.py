@@ -16,17 +16,17 @@ HAS_NULL = "__hw_null"
 class KeyFilter:
     """Restricts rows to those whose keys are in a table of distinct keys.
 
-    Plain equality finds every key without a NULL and lets the server use indexes and hashes. Keys with a
-    NULL are found by their hash and compared null-safely, in a branch of its own that runs only if the table
-    holds any. The table of keys that may have a NULL says of each whether it does, and has its hash.
+    Plain equality finds every key without a NULL and lets the server use indexes and hashes. Keys with a NULL
+    are found by their hash and compared null-safely, in a branch of its own that runs only if the table holds
+    any. A table of keys that may be NULL records for each whether it has one, and its hash.
     """
 
     table: str
     keys: tuple[Column, ...]
     null_safe: bool = False
-    columns: tuple[str, ...] = ()  # those of the restricted node that hold the keys, if named otherwise
-    exists: bool = False  # keys need not be distinct, and rows need not come once for each
-    first: bool = False  # they are few, and the server is to begin with them
+    columns: tuple[str, ...] = ()  # of the restricted node, if they have other names
+    exists: bool = False  # keys may be repeated, and a row appears once all the same
+    first: bool = False  # they are few, and the server should begin with them
     hashed: bool = True  # the table has the hash of each key
 
     def branches(self) -> tuple[KeyFilter, ...]:
@@ -35,7 +35,7 @@ class KeyFilter:
         return (self,)
 
     def named(self) -> list[tuple[str, Column]]:
-        """Each restricted column with its key."""
+        """Return each restricted column with its key."""
         return list(zip(self.columns or [key.name for key in self.keys], self.keys, strict=True))
 
     def predicates(self, expressions: Mapping[str, str]) -> list[str]:
@@ -51,7 +51,7 @@ class KeyFilter:
         ]
 
     def _matched(self, sides: Sequence[tuple[str, str, ColumnType]]) -> list[str]:
-        """Null-safe equality of keys in a form by which the server can join, and estimates how many match."""
+        """Return null-safe equality of keys in a form by which the server can join and estimate matches."""
         own_hash = hash_sql([hashable(f"{own}::{kind.sql}", kind) for own, _, kind in sides])
         hashes = hash_sql([hashable(theirs, kind) for _, theirs, kind in sides])
         return [
@@ -60,11 +60,11 @@ class KeyFilter:
         ]
 
     def condition(self, expressions: Mapping[str, str]) -> str:
-        """As a condition on a row."""
+        """Return the filter as a condition on a row."""
         return f"EXISTS (SELECT FROM {self.table} AS kk WHERE {' AND '.join(self.predicates(expressions))})"
 
     def onto(self, below: Mapping[str, str | None]) -> KeyFilter | None:
-        """The filter on other columns that hold the same values, where they are known."""
+        """Return the filter on other columns that hold the same values, where they are known."""
         pairs = [(inner, key) for name, key in self.named() if (inner := below.get(name)) is not None]
         if not pairs:
             return None
@@ -73,5 +73,5 @@ class KeyFilter:
             keys=tuple(replace(key, nullable=False) for _, key in pairs),
             columns=tuple(inner for inner, _ in pairs),
             exists=True,
-            hashed=False,  # for its hash is one of all keys
+            hashed=False,  # its hash is over all keys
         )

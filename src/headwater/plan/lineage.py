@@ -26,11 +26,11 @@ ColumnRef = tuple[int, int]
 """A source's oid and a column's number."""
 
 Lineage = dict[str | None, set[ColumnRef]]
-"""Output column to the source columns in its value; None for those that only decide on the rows."""
+"""Output column to the source columns in its value; None for those that only decide which rows there are."""
 
 
 def lineage(root: Query) -> Lineage:
-    """Output column to the source columns in its value; None for those that only decide on the rows."""
+    """Map each output column to the source columns in its value; None for those that only select rows."""
     match root:
         case Aggregate():
             rows = lineage(root.input)
@@ -84,7 +84,7 @@ def lineage(root: Query) -> Lineage:
 
 
 def _inputs(nodes: Iterable[tuple[str, Node]]) -> dict[str, Lineage]:
-    """The lineage of each input, by its alias; a function's columns come from those of its arguments."""
+    """Return the lineage of each input by alias; a function's columns come from those of its arguments."""
     found: dict[str, Lineage] = {}
     for alias, node in nodes:
         match node:
@@ -116,7 +116,7 @@ def _columns(below: Mapping[str, Lineage], trees: Iterable[Expression]) -> set[C
 
 
 def fingerprint(root: Query) -> str:
-    """A digest of what a plan computes, in which tables and columns stand by their numbers."""
+    """Return a digest of what a plan computes, in which numbers stand for tables and columns."""
     return hashlib.sha256(_described(root).encode()).hexdigest()
 
 
@@ -157,7 +157,7 @@ def _described(node: Node) -> str:
 
 
 def _numbered(inputs: tuple[Input, ...], tree: Expression) -> str:
-    """An expression in which the columns of sources stand by their numbers."""
+    """Return an expression with the columns of sources replaced by their numbers."""
     nodes = {item.alias: item.node for item in inputs}
 
     def numbered(found: Reference) -> Expression | None:

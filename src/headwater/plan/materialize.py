@@ -1,11 +1,12 @@
 """Inner results that may be kept: parts of a query that get storage of their own.
 
-A delta of an aggregate inside a query reads all rows of its affected groups, and what has no key, such as
-LIMIT, reads all there are. Kept, such a part is maintained as if it were a stream table by itself: its groups
-take deltas in by their states, and what is around it reads its rows and its changes as those of a table.
+A delta of an aggregate inside a query reads all rows of its affected groups, and a part without a key, such
+as LIMIT, reads everything. If such a part is kept, it is maintained as if it were a stream table by itself:
+deltas are added to the states of its groups, and the query around it reads its rows and its changes like
+those of a table.
 
-A part is kept in the form that its storage can have: of an aggregate the keys and the values of its calls;
-outputs and HAVING are computed by what reads it.
+A part is kept in the form that its storage can have: of an aggregate, the keys and the values of its calls.
+Outputs and HAVING are computed by the node that reads it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan
 
 @dataclass(frozen=True)
 class Candidate:
-    """A part of a query that could be kept, with its plan by itself."""
+    """A part of a query that could be kept, with its own plan."""
 
     node: Query
     plan: IncrementalPlan
@@ -49,18 +50,18 @@ class Candidate:
 
     @cached_property
     def name(self) -> str:
-        """The same as long as what is stored means the same, whatever is renamed.
+        """The same as long as the stored rows mean the same, whatever is renamed.
 
-        Parts that differ in what is computed from it, as where a view is read twice, share it.
+        Parts that differ only in what is computed from it, as where a view is read twice, share it.
         """
         return fingerprint(self.plan.root)[:12]
 
 
 @dataclass(frozen=True)
 class Intermediate:
-    """A part that is kept: how it is maintained, and what it is to those that read it."""
+    """A part that is kept: how it is maintained, and the source that its readers see."""
 
-    plan: IncrementalPlan  # over sources, and over what is kept before it
+    plan: IncrementalPlan  # over sources, and over results kept before it
     source: Source
 
 
@@ -73,14 +74,14 @@ class Layers:
 
 
 def parts(root: Query) -> dict[Query, bool]:
-    """The parts of a query that may be worth keeping, from the inside out, and whether a delta reads all."""
+    """Return the parts that may be worth keeping, from the inside out, and whether a delta reads all."""
     found: dict[Query, bool] = {}
 
     def walk(node: Node, *, whole: bool) -> None:
         for number, child in enumerate(children(node)):
             walk(child, whole=_reads_all(node, number))
         if node is root or isinstance(node, Scan | Constant | Expansion) or not node.output_names:
-            return  # rows without a column make no table
+            return  # rows without columns make no table
         groups = isinstance(node, Aggregate) and (node.keys or node.calls)
         if groups or (whole and len(list(scans(node))) > 1):
             found[node] = whole or found.get(node, False)
@@ -90,18 +91,18 @@ def parts(root: Query) -> dict[Query, bool]:
 
 
 def _reads_all(node: Node, child: int) -> bool:
-    """Whether a delta of a node may need every row of a child."""
+    """Tell whether a delta of a node may need every row of a child."""
     match node:
         case Keyed():
             return not node.keys[0]
-        case Apply():  # each row of the core asks a lookup without conditions the same
+        case Apply():  # each row of the core asks the same of a lookup without conditions
             return child == 0 and any(not lookup.conditions for lookup in node.lookups)
         case _:
             return False
 
 
 def stored_form(part: Query) -> Query:
-    """What is stored of a part."""
+    """Return what is stored of a part."""
     if not isinstance(part, Aggregate):
         return part
     names = (*part.keys, *(call.name for call in part.calls))
@@ -110,7 +111,7 @@ def stored_form(part: Query) -> Query:
 
 
 def source_of(keepable: Candidate, relation: int, schema: str, name: str) -> Source:
-    """A kept part as a source."""
+    """Return a kept part as a source."""
     columns = enumerate(keepable.plan.outputs, 1)
     return Source(
         relation,
@@ -122,7 +123,7 @@ def source_of(keepable: Candidate, relation: int, schema: str, name: str) -> Sou
 
 
 def layers(plan: IncrementalPlan, candidates: Sequence[Candidate], kept: Mapping[str, Source]) -> Layers:
-    """The plan with those of its parts kept that have storage, by name."""
+    """Return the plan with those of its parts kept that have storage, by name."""
     instead: dict[Query, Query] = {}
     found: dict[str, Intermediate] = {}
     for part in candidates:
@@ -135,7 +136,7 @@ def layers(plan: IncrementalPlan, candidates: Sequence[Candidate], kept: Mapping
 
 
 def _read(part: Candidate, source: Source) -> Select:
-    """A part from what is stored of it."""
+    """Return a part, computed from what is stored of it."""
     node = part.node
     scan = Scan(source, tuple(column.name for column in source.columns))
     if isinstance(node, Aggregate):
@@ -146,7 +147,7 @@ def _read(part: Candidate, source: Source) -> Select:
 
 
 def _reading(plan: IncrementalPlan, instead: Mapping[Query, Query]) -> IncrementalPlan:
-    """The plan reading other nodes in place of some."""
+    """Return the plan with some nodes replaced by others."""
     if not instead:
         return plan
     known: dict[Node, Node] = {}

@@ -1,4 +1,4 @@
-"""The operators of a plan: immutable nouns with typed columns.
+"""The operators of a plan: immutable nodes with typed columns.
 
 The columns that an expression refers to are always qualified by the alias of an input.
 """
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from headwater.plan.deparse import query_text
 from headwater.plan.expression import Expression
 from headwater.plan.quoting import identifier
-from headwater.plan.syntax import query_text
 
 SourceKind = Literal["table", "stream_table", "kept"]
 
@@ -26,13 +26,13 @@ class ColumnType:
     collation: str | None = None  # as SQL, if the type has one
     exact: bool = True  # equal values are indistinguishable: 1.0 = 1.00 makes numeric inexact
     groupable: bool = True  # has an equality that GROUP BY can use
-    hashable: bool = True  # hash_record_extended takes it
-    equality: str = "OPERATOR(pg_catalog.=)"  # of its default operator class, for search_path is empty
+    hashable: bool = True  # hash_record_extended accepts it
+    equality: str = "OPERATOR(pg_catalog.=)"  # of its default operator class, because search_path is empty
     integer: bool = False
     numeric: bool = False
     scale: int | None = None  # of a numeric that declares one
     floating: bool = False
-    deterministic: bool = True  # its collation calls two texts equal only if they are the same
+    deterministic: bool = True  # its collation calls two texts equal only if they are identical
     bytewise: bool = False  # its collation sorts by the bytes of UTF-8
 
 
@@ -49,13 +49,13 @@ class SourceColumn:
 
     @property
     def change_column(self) -> str:
-        """Its name in the change table: by position in the catalog, so that a rename changes nothing."""
+        """Its name in the change table: by position in the catalog, so that a rename does not matter."""
         return f"c{self.attnum}"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A relation whose changes are known: a table, the view users read of a stream table, a kept result."""
+    """A relation whose changes are known: a table, the view of a stream table, a kept result."""
 
     relation: int  # oid
     schema: str
@@ -110,7 +110,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Expansion:
-    """A set-returning function in FROM: for each row of the inputs before it, rows made from it."""
+    """A set-returning function in FROM: it makes rows from each row of the inputs before it."""
 
     sql: Expression = field(hash=False)  # the FROM item without its alias
     columns: tuple[str, ...]
@@ -153,7 +153,7 @@ class Select:
 
 @dataclass(frozen=True)
 class UnionAll:
-    """The branches one after the other; columns are matched by position and named by the first branch."""
+    """The branches concatenated; columns are matched by position and named by the first branch."""
 
     branches: tuple[Query, ...]
 
@@ -164,17 +164,17 @@ class UnionAll:
 
 @dataclass(frozen=True)
 class Call:
-    """One aggregate call. Its arguments are columns of the aggregate's input, its constants stay in place."""
+    """One aggregate call. Its arguments are columns of the aggregate's input; its constants stay in place."""
 
     name: str  # column name in the aggregate's result
     function: str  # lower case, without schema
     builtin: bool
     sql: Expression = field(hash=False)  # the call as written, over the input's columns
-    arguments: tuple[str, ...]  # input columns it reads
+    arguments: tuple[str, ...]  # the input columns it reads
     distinct: bool = False
     ordered: bool = False
     star: bool = False  # count(*)
-    of_rows: bool = False  # an argument puts a row together
+    of_rows: bool = False  # an argument constructs a row
     filter: str | None = None  # input column that holds the FILTER condition
 
     @property
@@ -214,11 +214,11 @@ class Keyed:
     """
 
     what: str  # for people
-    inputs: tuple[Input, ...]  # each stands in `sql` as a table named by its alias
-    keys: tuple[tuple[str, ...], ...]  # for each input the columns of the key, in one order
+    inputs: tuple[Input, ...]  # each is a table in `sql`, named by its alias
+    keys: tuple[tuple[str, ...], ...]  # for each input the columns of the key, in the same order
     sql: Expression = field(hash=False)  # a query
     columns: tuple[str, ...]
-    passed: tuple[tuple[str, str], ...] = ()  # outputs that show a column of the only input as it is
+    passed: tuple[tuple[str, str], ...] = ()  # outputs that show a column of the only input unchanged
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -233,10 +233,10 @@ class Keyed:
 class Lookup:
     """A relation in which rows find others, by conditions that only some of its rows meet."""
 
-    name: str  # by which expressions refer to it as a table
+    name: str  # the name by which expressions refer to it as a table
     node: Query
     conditions: tuple[Expression, ...] = field(hash=False)  # over its columns and those of the core
-    equals: tuple[tuple[str, str], ...] = ()  # of these the equalities: its column, the core's column
+    equals: tuple[tuple[str, str], ...] = ()  # the equalities among them: its column, the core's column
     exempt: bool = False  # rows that meet no condition matter too, as NULLs do to NOT IN
 
     @cached_property
@@ -254,7 +254,7 @@ class Joined:
 
     @cached_property
     def text(self) -> str:
-        """The item with how it is joined."""
+        """The item, with the way it is joined."""
         lateral = "" if self.item.is_table else "LATERAL "
         item = f"{lateral}{self.item.text} AS {identifier(self.alias)}"
         if self.condition is None:
@@ -270,8 +270,8 @@ CORE = "l"
 class Apply:
     """Rows, each with what it finds in other relations: outer joins, LATERAL, subqueries in expressions.
 
-    Linear in its core, for each row stands for itself. A change in a lookup affects the rows of the core that
-    may find what changed, and no others.
+    Linear in its core, because each row is treated by itself. A change in a lookup affects the rows of the
+    core that may find what changed, and no others.
     """
 
     core: Query
@@ -293,11 +293,11 @@ Query = Select | UnionAll | Aggregate | Keyed | Apply
 """What a SELECT or a set operation becomes."""
 Node = Scan | Constant | Expansion | Query
 Nonlinear = Aggregate | Keyed | Apply
-"""What is no sum over single rows: the change of its result needs the rows that belong together."""
+"""A node that is not a sum over single rows: the change of its result needs the rows that belong together."""
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes that a node reads, in the order of the query."""
+    """Return the nodes that a node reads, in the order of the query."""
     match node:
         case Select() | Keyed():
             return tuple(item.node for item in node.inputs)
@@ -312,7 +312,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def with_children(node: Node, found: Sequence[Node]) -> Node:
-    """The node reading others instead, in the order of `children`; what must be a query is one."""
+    """Return the node with other children, in the order of `children`; queries must stay queries."""
     match node:
         case Select() | Keyed():
             inputs = tuple(Input(item.alias, new) for item, new in zip(node.inputs, found, strict=True))
@@ -335,7 +335,7 @@ def _query(node: Node) -> Query:
 
 
 def expressions(node: Node) -> Iterator[Expression]:
-    """Every expression of a node and of those below it."""
+    """Yield every expression of a node and of those below it."""
     match node:
         case Select():
             yield from (*node.predicates, *(output.expression for output in node.outputs))
@@ -359,7 +359,7 @@ def expressions(node: Node) -> Iterator[Expression]:
 
 
 def scans(node: Node) -> Iterator[Scan]:
-    """Every scan below a node, in the order of the query; a self join yields its source twice."""
+    """Yield every scan below a node, in the order of the query; a self join yields its source twice."""
     if isinstance(node, Scan):
         yield node
     for child in children(node):
@@ -367,7 +367,7 @@ def scans(node: Node) -> Iterator[Scan]:
 
 
 def referenced_columns(root: Query) -> dict[int, tuple[str, ...]]:
-    """For each source (by oid) the columns that the plan reads, in the source's own order."""
+    """Return the columns that the plan reads of each source (by oid), in the source's own order."""
     wanted: dict[int, set[str]] = {}
     sources: dict[int, Source] = {}
     for scan in scans(root):
@@ -380,12 +380,12 @@ def referenced_columns(root: Query) -> dict[int, tuple[str, ...]]:
 
 
 def sources_of(root: Query) -> tuple[Source, ...]:
-    """The distinct sources of a plan, in the order of their first appearance."""
+    """Return the distinct sources of a plan, in the order of their first appearance."""
     return tuple({scan.source.relation: scan.source for scan in scans(root)}.values())
 
 
 def scanned_directly(root: Query) -> frozenset[int]:
-    """The sources (by oid) that are inputs of the plan's own blocks, and not also of a subquery's."""
+    """Return the sources (by oid) that are inputs of the plan's own blocks, and not also of a subquery's."""
     body = root.input if isinstance(root, Aggregate) else root
     blocks = body.branches if isinstance(body, UnionAll) else (body,)
     nodes = [

@@ -1,7 +1,7 @@
 """Operators and delta terms as SQL for PostgreSQL.
 
-A weighted relation carries the weight of each row in the column `__hw_w`; a relation as it is now has no
-such column, every weight being 1.
+A weighted relation has the weight of each row in the column `__hw_w`; a relation as it is now has no such
+column, because every weight is 1.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def relation_name(source: Source) -> str:
 
 
 def now_sql(node: Query, key_filter: KeyFilter | None = None, names: tuple[str, ...] = ()) -> str:
-    """The rows of a node as they are now, restricted to the keys if there is a filter with any."""
+    """Return the rows of a node as they are now, restricted to keys if there is a filter."""
     names = names or node.output_names
     if isinstance(node, UnionAll):
         return _union_all(
@@ -59,7 +59,7 @@ def now_sql(node: Query, key_filter: KeyFilter | None = None, names: tuple[str, 
 
 
 def _union_all(parts: Iterable[str]) -> str:
-    """The rows of several queries; one that begins with WITH needs parentheses to stand among others."""
+    """Return the rows of several queries; one that begins with WITH needs parentheses among others."""
     listed = list(parts)
     if len(listed) == 1:
         return listed[0]
@@ -77,7 +77,7 @@ def _now_sql(node: Query, key_filter: KeyFilter | None, names: tuple[str, ...]) 
         rows = _nonlinear_sql(node, key_filter)
     elif key_filter is None or not node.expands:
         return block_sql(node, _all_new(node), Staged({}), names, key_filter=key_filter)
-    else:  # what a set-returning function returns is not known in WHERE
+    else:  # the result of a set-returning function is not known in WHERE
         rows = block_sql(node, _all_new(node), Staged({}), node.output_names)
     if key_filter is None and names == node.output_names:
         return rows
@@ -122,7 +122,7 @@ def _query(item: Input) -> Query:
 
 
 def _keyed_filter(node: Keyed, number: int, key_filter: KeyFilter | None) -> KeyFilter | None:
-    """The restriction of an input: by its key, and where another column is restricted, by the keys it has."""
+    """Restrict an input by its key; where another column is restricted, by the keys of those rows."""
     if key_filter is None:
         return None
     if len(node.inputs) > 1:
@@ -144,7 +144,7 @@ def _keyed_filter(node: Keyed, number: int, key_filter: KeyFilter | None) -> Key
 
 
 def lookup_filter(lookup: Lookup, core: str) -> KeyFilter | None:
-    """Restricts a lookup to what rows of a core can find in it."""
+    """Restrict a lookup to what rows of a core can find in it."""
     if lookup.exempt or not lookup.equals:
         return None
     listed = ", ".join(
@@ -156,7 +156,7 @@ def lookup_filter(lookup: Lookup, core: str) -> KeyFilter | None:
 
 
 def aggregate_sql(node: Aggregate, rows: str) -> str:
-    """The groups of rows, with the outputs of the query."""
+    """Return the groups of rows, with the outputs of the query."""
     keys = [f"i.{identifier(key)}" for key in node.keys]
     calls = [f"{call.text} AS {identifier(call.name)}" for call in node.calls]
     group = f" GROUP BY {', '.join(keys)}" if keys else ""
@@ -170,7 +170,7 @@ def aggregate_sql(node: Aggregate, rows: str) -> str:
 
 
 def keyed_sql(node: Keyed, rows: Sequence[str]) -> str:
-    """The query over the rows of its inputs."""
+    """Return the query over the rows of its inputs."""
     bound = [
         f"{identifier(item.alias)} AS NOT MATERIALIZED (\n{sql}\n)"
         for item, sql in zip(node.inputs, rows, strict=True)
@@ -179,7 +179,7 @@ def keyed_sql(node: Keyed, rows: Sequence[str]) -> str:
 
 
 def apply_sql(node: Apply, core: str, lookups: Mapping[str, str], *, weighted: bool = False) -> str:
-    """The rows of a core, each with what it finds in the lookups."""
+    """Return the rows of a core, each with what it finds in the lookups."""
     bound = [f"{identifier(name)} AS NOT MATERIALIZED (\n{sql}\n)" for name, sql in lookups.items()]
     outputs = [f"{out.text} AS {identifier(out.name)}" for out in node.outputs]
     if weighted:
@@ -196,7 +196,7 @@ def apply_sql(node: Apply, core: str, lookups: Mapping[str, str], *, weighted: b
 
 
 def delta_sql(node: Query, staged: Staged, names: tuple[str, ...] = ()) -> str:
-    """The change of a node as a weighted relation, not consolidated."""
+    """Return the change of a node as a weighted relation, not consolidated."""
     names = names or node.output_names
     match node:
         case Select():
@@ -205,7 +205,8 @@ def delta_sql(node: Query, staged: Staged, names: tuple[str, ...] = ()) -> str:
                 for term in terms(node, staged.changes, staged.size)
             ]
             found = [item for item in left if item is not None]
-            # Without a change it is an empty relation: the server derives the columns' types from all.
+            # Without a change it is an empty relation: the server derives the columns' types from all
+            # branches.
             return "\nUNION ALL\n".join(
                 block_sql(block, term, staged, names, weighted=True, empty=not found)
                 for block, term in found or [(node, _all_new(node))]
@@ -239,7 +240,7 @@ def block_sql(
     empty: bool = False,
     key_filter: KeyFilter | None = None,
 ) -> str:
-    """One SELECT over the inputs in the given versions, its columns named by position."""
+    """Return one SELECT over the inputs in the given versions, its columns named by position."""
     items, weights = [], []
     expressions = block.output_sql
     if key_filter is not None and not key_filter.exists:
@@ -273,10 +274,10 @@ def block_sql(
 
 
 def _begun_with(block: Select, versions: Term, key_filter: KeyFilter) -> Input | None:
-    """The table that holds all keys of a filter, read as it is now beside others: joins begin there.
+    """Return the table that holds all keys of a filter, read as it is now beside others: joins begin there.
 
-    The server spreads what reading a table by an index costs over all rows of what is joined with it, also
-    where a condition leaves few of these, and so it likes to come to the keys last.
+    The server spreads the cost of reading a table by an index over all rows of what is joined with it, even
+    where a condition leaves few of them. So it tends to join the keys last.
     """
     outputs = {output.name: output.expression for output in block.outputs}
     aliases = {alias for name, _ in key_filter.named() for alias in outputs[name].aliases}
@@ -287,7 +288,7 @@ def _begun_with(block: Select, versions: Term, key_filter: KeyFilter) -> Input |
 
 
 def _restricted(item: Input, condition: str) -> str:
-    """A table's rows that meet a condition on them, which are found before they are joined."""
+    """Return a table's rows that meet a condition, which is applied before they are joined."""
     assert isinstance(item.node, Scan)
     alias = identifier(item.alias)
     columns = ", ".join(f"{alias}.{identifier(name)}" for name in item.node.columns)
@@ -298,7 +299,7 @@ def _restricted(item: Input, condition: str) -> str:
 def _reached(
     block: Select, item: Input, versions: Term, staged: Staged, key_filter: KeyFilter | None
 ) -> KeyFilter | None:
-    """Which rows of a computed input a block can meet, given what is few: a delta, or a filter's keys."""
+    """Find the rows of a computed input that a block can match, given a delta or a filter's keys."""
     if isinstance(item.node, Scan | Constant | Expansion):
         return None
     outputs = {output.name: output.expression for output in block.outputs}
@@ -356,7 +357,7 @@ def _reached(
 def input_sql(
     item: Input, version: Version, staged: Staged, key_filter: KeyFilter | None = None
 ) -> tuple[str, bool]:
-    """A FROM item, and whether it has a weight."""
+    """Return a FROM item, and whether it has a weight."""
     alias = identifier(item.alias)
     if not staged.changes(item.node):
         version = Version.NEW

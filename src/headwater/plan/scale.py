@@ -1,4 +1,4 @@
-"""How many fractional digits a numeric expression has, where its form alone decides that.
+"""The number of fractional digits of a numeric expression, where its form alone determines it.
 
 `price * (1 - discount)` over numeric(10,2) and numeric(4,2) always has four: then a sum of it needs no record
 of the scales that occur (see `headwater.plan.aggregates`).
@@ -11,7 +11,7 @@ from headwater.plan.operators import ColumnType, Query, Scan, Select, UnionAll
 
 
 def fixed_scale(body: Query, column: str) -> int | None:
-    """The scale that every value of a body's column has, or None if it depends on the rows."""
+    """Return the scale that every value of a body's column has, or None if it depends on the rows."""
     position = body.output_names.index(column)
     blocks = body.branches if isinstance(body, UnionAll) else (body,)
     found = {
@@ -22,7 +22,7 @@ def fixed_scale(body: Query, column: str) -> int | None:
 
 
 def expression_scale(tree: Expression, block: Select) -> int | None:
-    """The scale that every value of an expression over the inputs of a block has, or None."""
+    """Return the scale that every value of an expression over the inputs of a block has, or None."""
     match tree.shape:
         case Literal(text, number=True):
             whole, _, fraction = text.removeprefix("-").partition(".")

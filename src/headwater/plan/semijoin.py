@@ -1,8 +1,8 @@
-"""Which part of an input a join can meet at all, so that no more of it is computed than that.
+"""Which part of an input a join can match, so that no more of it is computed.
 
-The server looks rows of a table up by itself. It does not carry a condition of a join into a subquery that
+The server looks up rows of a table by itself. But it does not push a condition of a join into a subquery that
 groups, numbers or compares rows, and would compute all of it for one changed row. So the values that can
-occur in the join are put together first, and the subquery is restricted to them.
+occur in the join are collected first, and the subquery is restricted to them.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from headwater.plan.operators import (
 
 @dataclass(frozen=True)
 class Path:
-    """How an input is found: its columns, each equal to an expression over other inputs of the block."""
+    """How to find an input: its columns, each equal to an expression over other inputs of the block."""
 
     pairs: tuple[tuple[str, Expression], ...]
     aliases: frozenset[str]  # the inputs that must be joined to have those values
 
 
 def can_restrict(node: Node, column: str) -> bool:
-    """Whether restricting a column of a node's result makes computing it cheaper."""
+    """Tell whether restricting a column of a node's result makes computing it cheaper."""
     match node:
         case Scan() | Constant() | Expansion():
             return False
         case Select() | UnionAll():
-            # The server itself takes a condition into what only filters, joins and computes.
+            # The server itself pushes a condition into what only filters, joins and computes.
             return any(_is_opaque(child) for child in children(node))
         case Aggregate():
             return grouping_column(node, column) is not None
@@ -56,19 +56,19 @@ def _is_opaque(node: Node) -> bool:
 
 
 def grouping_column(node: Aggregate, column: str) -> str | None:
-    """The key that an output shows as it is."""
+    """Return the key that an output shows unchanged."""
     tree = next(output.expression for output in node.outputs if output.name == column)
     return tree.column.name if tree.column is not None and tree.column.name in node.keys else None
 
 
 def core_column(node: Apply, column: str) -> str | None:
-    """The column of the core that an output shows as it is."""
+    """Return the column of the core that an output shows unchanged."""
     tree = next(output.expression for output in node.outputs if output.name == column)
     return tree.column.name if tree.column is not None and tree.column.alias == CORE else None
 
 
 def type_of(node: Node, column: str) -> ColumnType | None:
-    """The type of a column of a result that shows a table's column as it is; None for any other column."""
+    """Return the type of a result column that shows a table's column unchanged; None for any other."""
     below: tuple[Node, str | None]
     match node:
         case Scan():
@@ -95,7 +95,7 @@ def type_of(node: Node, column: str) -> ColumnType | None:
 
 
 def path_to(block: Select, alias: str, start: Iterable[str]) -> Path | None:
-    """How an input of a block can be found from others of it that are known to be few."""
+    """Return how an input of a block can be found from others that are known to be few."""
     node = next(item.node for item in block.inputs if item.alias == alias)
     known = [item.alias for item in block.inputs]
     parents = _reachable(block, alias, [name for name in start if name != alias])
@@ -117,7 +117,7 @@ def path_to(block: Select, alias: str, start: Iterable[str]) -> Path | None:
 
 
 def own_conditions(root: Node, relation: int) -> Expression | None:
-    """What every row of a source must meet to be read at all, over its plain columns; None if nothing."""
+    """Return what every row of a source must meet to be read, over its plain columns; None if nothing."""
     met: list[Expression] = []
     for block in blocks(root):
         for item in block.inputs:
@@ -130,7 +130,7 @@ def own_conditions(root: Node, relation: int) -> Expression | None:
 
 
 def _implied(predicates: Iterable[Expression], alias: str) -> Expression | None:
-    """What conditions say of the columns of one input alone.
+    """Return what conditions imply about the columns of one input alone.
 
     (a.x = 1 AND b.y = 2) OR (a.x = 3 AND b.y = 4)  ->  a.x = 1 OR a.x = 3
     """
@@ -149,7 +149,7 @@ def _implied(predicates: Iterable[Expression], alias: str) -> Expression | None:
 
 
 def blocks(node: Node) -> Iterator[Select]:
-    """The blocks of a query and of what it reads."""
+    """Yield the blocks of a query and of what it reads."""
     if isinstance(node, Select):
         yield node
     for child in children(node):
@@ -157,8 +157,10 @@ def blocks(node: Node) -> Iterator[Select]:
 
 
 def _reachable(block: Select, excluded: str, start: list[str]) -> dict[str, str | None]:
-    """Inputs that equalities connect to the start, each with the one before it. Tables only: others are
-    themselves to be restricted."""
+    """Return the inputs that equalities connect to the start, each with the one before it.
+
+    Tables only: other inputs are to be restricted themselves.
+    """
     cheap = {item.alias for item in block.inputs if isinstance(item.node, Scan | Constant)} - {excluded}
     parents: dict[str, str | None] = dict.fromkeys(start)
     grown = True
@@ -175,7 +177,7 @@ def _reachable(block: Select, excluded: str, start: list[str]) -> dict[str, str 
 
 
 def equalities(block: Select, alias: str) -> list[tuple[str, Expression]]:
-    """The columns of an input that a condition of the block makes equal to something without it."""
+    """Return the columns of an input that a condition of the block equates with something outside it."""
     found = []
     for predicate in conjuncts(block.predicates):
         sides = predicate.equality

@@ -1,4 +1,4 @@
-"""Where the changes of sources are while a delta is computed."""
+"""Where the changes of sources are stored while a delta is computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.plan.terms import Term
 
 @dataclass(frozen=True)
 class Changes:
-    """Change rows that were left where capture put them, for they are many."""
+    """Change rows that are left in the change table, because they are many."""
 
     relation: str  # SQL name of the change table
     rows: int
@@ -23,9 +23,9 @@ class Staged:
 
     tables: Mapping[int, str]  # SQL names, or queries in parentheses that show the ctid
     unstaged: Mapping[int, Changes] = field(default_factory=dict)
-    inner: Mapping[Nonlinear, str] = field(default_factory=dict)  # weighted tables of what changed inside
-    rows: Mapping[str, int] = field(default_factory=dict)  # in each table, where that is known
-    # Terms of which a part is joined: what is left of them, or None if that is nothing.
+    inner: Mapping[Nonlinear, str] = field(default_factory=dict)  # weighted tables of changed nodes
+    rows: Mapping[str, int] = field(default_factory=dict)  # rows in each table, where that is known
+    # Terms that are partly joined: the terms that remain, or None if none does.
     begun: Mapping[tuple[Select, Term], tuple[Select, Term] | None] = field(default_factory=dict)
 
     @property
@@ -33,7 +33,7 @@ class Staged:
         return frozenset(self.tables)
 
     def changes(self, node: Node) -> bool:
-        """Whether the rows of a node are others than before."""
+        """Tell whether the rows of a node have changed."""
         match node:
             case Scan():
                 return node.source.relation in self.tables
@@ -43,7 +43,7 @@ class Staged:
                 return any(self.changes(child) for child in children(node))
 
     def size(self, node: Node) -> int:
-        """About how many rows of a node changed."""
+        """Return about how many rows of a node changed."""
         match node:
             case Scan():
                 return self.rows.get(self.tables.get(node.source.relation, ""), 0)

@@ -32,12 +32,12 @@ class Step(Protocol):
 
 
 Steps: TypeAlias = Generator[Step, Any, Result]
-"""Steps, and what they come to in the end."""
+"""Steps, and the result that they return in the end."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The temporary tables of one plan; the prefix keeps those of different plans in a session apart."""
+    """The temporary tables of one plan; the prefix separates those of different plans in a session."""
 
     prefix: str = ""
 
@@ -50,13 +50,13 @@ class Tables:
         return f"pg_temp.{identifier(self.name(table))}"
 
     def part(self, name: str) -> Tables:
-        """Return the tables of a part of the work, apart from the others."""
+        """Return the tables of a part of the work, separate from the others."""
         return Tables(f"{self.prefix}{name}_")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Make a temporary table with the columns of a query, unless it is there."""
+    """Make a temporary table with the columns of a query, unless it exists."""
 
     table: str
     select: str
@@ -64,7 +64,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Fill:
-    """Add the rows of a query to a temporary table, made for them if need be, and analyse it."""
+    """Add the rows of a query to a temporary table, which is made if need be, and analyse it."""
 
     table: str
     select: str
@@ -72,7 +72,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class Index:
-    """Index columns of a temporary table, unless they are."""
+    """Index columns of a temporary table, unless they are indexed."""
 
     table: str
     columns: tuple[str, ...]
@@ -103,7 +103,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Run a statement that may make later steps needless; its single row says whether it did."""
+    """Run a statement that may make later steps unnecessary; its single row says whether it did."""
 
     what: str
     sql: str
@@ -122,7 +122,7 @@ def shape(tables: Tables, table: str, select: str) -> Steps[None]:
 
 
 def fill(tables: Tables, table: str, select: str) -> Steps[int]:
-    """Fill a table; returns how many rows were added."""
+    """Fill a table; return how many rows were added."""
     rows: int = yield Fill(tables.name(table), select)
     return rows
 
@@ -136,7 +136,7 @@ def analyse(tables: Tables, table: str) -> Steps[None]:
 
 
 def run(what: str, sql: str) -> Steps[int]:
-    """Run a data-modifying statement; returns how many rows it touched."""
+    """Run a data-modifying statement; return how many rows it touched."""
     rows: int = yield Run(what, sql)
     return rows
 
@@ -147,7 +147,7 @@ def fetch(what: str, sql: str) -> Steps[Row]:
 
 
 def attempt(what: str, sql: str) -> Steps[Row | None]:
-    """Run a statement that may do all that is left; returns its row, or None if it is only noted."""
+    """Run a statement that may do all that is left; return its row, or None if it is only recorded."""
     row: Row | None = yield Attempt(what, sql)
     return row
 
@@ -158,7 +158,7 @@ def in_phase(phase: str, steps: Steps[Result]) -> Steps[Result]:
 
 
 def drive(steps: Steps[Result], execute: Callable[[Step], object]) -> Result:
-    """Run steps to their end and return what they come to."""
+    """Run steps to their end and return their result."""
     answer: object = None
     while True:
         try:

@@ -1,13 +1,13 @@
 """How a stream table's stored rows follow its query: the plan that a refresh executes and `explain` prints.
 
-Two shapes of storage cover every operator there is:
+Two shapes of storage cover every operator:
 
 - a *bag* holds the rows of a linear or bilinear query, duplicates included; its delta is a weighted relation;
-- *groups* hold one row per key; a refresh finds the affected keys, works out their new rows, and reconciles
+- *groups* hold one row per key; a refresh finds the affected keys, computes their new rows, and reconciles
   them with the stored ones. With an algebra the new rows come from the stored state and the delta of the
-  input; without one they are recomputed by the query itself, restricted to the affected keys.
+  input; without one the query itself recomputes them, restricted to the affected keys.
 
-Everything that must differ from the user's columns is in hidden columns whose names start with `__hw_`.
+Everything besides the user's columns is in hidden columns whose names start with `__hw_`.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class RecomputePlan:
         return False
 
     def full_sql(self, rows: str | None = None) -> str:
-        """All rows as they are stored: those of the query, or of another one that computes the same."""
+        """Return all rows as they are stored: of the query, or of another one that computes the same."""
         columns = ", ".join(f"z.{column.sql}" for column in self.outputs)
         return f"SELECT {columns}, {self._hash('z')} AS {HASH} FROM (\n{rows or self.query}\n) AS z"
 
     def difference_sql(self, storage: str, rows: str | None = None) -> str:
-        """The weighted change that turns the stored rows into the query's present result."""
+        """Return the weighted change that turns the stored rows into the query's current result."""
         columns = ", ".join(column.sql for column in self.outputs)
         return self.weighted_sql(
             f"SELECT {columns}, 1::bigint AS {WEIGHT} FROM (\n{rows or self.query}\n) AS n\n"
@@ -92,7 +92,7 @@ class RecomputePlan:
         )
 
     def same_row(self, left: str, right: str) -> str:
-        """The condition that two stored rows are indistinguishable."""
+        """Return the condition that two stored rows are indistinguishable."""
         return _same(
             left,
             right,
@@ -104,7 +104,7 @@ class RecomputePlan:
         )
 
     def weighted_sql(self, weighted: str) -> str:
-        """Weighted rows consolidated into the change of the stored rows."""
+        """Return weighted rows consolidated into the change of the stored rows."""
         columns = ", ".join(f"z.{column.sql}" for column in self.outputs)
         delta = consolidated_sql(weighted, self.outputs)
         return f"SELECT {columns}, {self._hash('z')} AS {HASH}, z.{WEIGHT} FROM (\n{delta}\n) AS z"
@@ -122,12 +122,12 @@ class _WorkedOutOnce:
 
     @cached_property
     def wanted(self) -> dict[int, tuple[str, ...]]:
-        """For each source (by oid) the columns that are read."""
+        """The columns that are read of each source (by oid)."""
         return referenced_columns(self.root)
 
     @cached_property
     def own_conditions(self) -> dict[int, str]:
-        """What the change rows of a source (by oid) must meet to be of any concern, where there is such."""
+        """Conditions that change rows of a source (by oid) must meet to matter, where there are any."""
         found = {relation: own_conditions(self.root, relation) for relation in self.wanted}
         return {relation: tree.text for relation, tree in found.items() if tree is not None}
 
@@ -136,7 +136,7 @@ class _WorkedOutOnce:
         return {}
 
     def join_steps(self, block: Select, term: Term) -> JoinSteps:
-        """How a term of one of its joins is joined step by step."""
+        """Return the steps by which a term of one of its joins is joined."""
         key = (block, term)
         if key not in self._join_steps:
             self._join_steps[key] = join_steps(block, term)
@@ -150,7 +150,7 @@ class BagPlan(RecomputePlan, _WorkedOutOnce):
     body: Query
     columns: Mapping[Query, tuple[Column, ...]] = field(
         default_factory=dict, compare=False
-    )  # of what is inside
+    )  # of the nodes inside
 
     @property
     def root(self) -> Query:
@@ -158,7 +158,7 @@ class BagPlan(RecomputePlan, _WorkedOutOnce):
 
     @property
     def is_whole(self) -> bool:
-        """Whether any change may change all of it, as of the first rows in an order: no part has a key."""
+        """True if any change may affect all of it, as with the first rows in an order: no part has a key."""
         return isinstance(self.body, Keyed) and not self.body.keys[0]
 
     @property
@@ -166,7 +166,7 @@ class BagPlan(RecomputePlan, _WorkedOutOnce):
         return sources_of(self.body)
 
     def delta_sql(self, staged: Staged) -> str:
-        """The weighted change of the stored rows."""
+        """Return the weighted change of the stored rows."""
         return self.weighted_sql(delta_sql(self.body, staged))
 
 
@@ -180,7 +180,7 @@ class GroupPlan(_WorkedOutOnce):
     algebra: Algebra | None
     columns: Mapping[Query, tuple[Column, ...]] = field(
         default_factory=dict, compare=False
-    )  # of what is inside
+    )  # of the nodes inside
 
     @property
     def root(self) -> Query:
@@ -221,36 +221,36 @@ class GroupPlan(_WorkedOutOnce):
 
     @property
     def hides_groups(self) -> bool:
-        """Groups that HAVING excludes are kept when their state is needed to see them come back."""
+        """True if groups that HAVING excludes are stored, because their state is needed when they return."""
         return self.algebra is not None and self.aggregate.having is not None
 
     def stored_sql(self, storage: str) -> str:
-        """The stored rows."""
+        """Return the stored rows."""
         return f"SELECT {', '.join(identifier(name) for name in self.stored_columns)} FROM {storage}"
 
     def full_sql(self) -> str:
-        """All rows as they are stored, recomputed from the sources."""
+        """Return all rows as they are stored, recomputed from the sources."""
         return self._groups_sql(now_sql(self.aggregate.input))
 
     def recompute_sql(self, key_table: str) -> str:
-        """The rows of the groups in a key table, recomputed from the sources."""
+        """Return the rows of the groups in a key table, recomputed from the sources."""
         return self.restricted_sql(KeyFilter(key_table, self.keys))
 
     def restricted_sql(self, key_filter: KeyFilter) -> str:
-        """The rows of some groups, recomputed from the sources."""
+        """Return the rows of some groups, recomputed from the sources."""
         return self._groups_sql(now_sql(self.aggregate.input, key_filter))
 
     def affected_sql(self, staged: Staged) -> str:
-        """The distinct keys that occur in the input's delta."""
+        """Return the distinct keys that occur in the input's delta."""
         delta = consolidated_sql(delta_sql(self.aggregate.input, staged), self.rows)
         return f"SELECT DISTINCT {self.key_columns('d')} FROM (\n{delta}\n) AS d"
 
     def state_delta_sql(self, staged: Staged) -> str:
-        """For each affected key what to add to its stored state."""
+        """Return what to add to the stored state of each affected key."""
         assert self.algebra is not None
         delta = delta_sql(self.aggregate.input, staged)
         if self.algebra.extremes:
-            # An extreme looks at single rows, so rows that cancel out must be gone.
+            # An extreme is taken over single rows, so rows that cancel out must be removed first.
             delta = consolidated_sql(delta, self.rows)
         columns = [
             f"{expression} AS {identifier(name)}"
@@ -262,7 +262,7 @@ class GroupPlan(_WorkedOutOnce):
         return f"SELECT {', '.join([self.key_columns('d'), *columns])} FROM (\n{delta}\n) AS d{group}"
 
     def rescan_sql(self, delta_table: str, storage: str) -> str | None:
-        """The keys whose state cannot be had by adding, or None if that cannot happen."""
+        """Return the keys whose state cannot be updated by adding, or None if there are none."""
         assert self.algebra is not None
         conditions = [found for state in self.algebra.states if (found := rescan_condition(state))]
         if not conditions:
@@ -274,7 +274,7 @@ class GroupPlan(_WorkedOutOnce):
         )
 
     def merge_sql(self, delta_table: str, storage: str, rescanned: str | None) -> str:
-        """The new rows of the affected groups from stored state and delta, less those that are rescanned."""
+        """Return the new rows of the affected groups from stored state and delta, without rescanned ones."""
         assert self.algebra is not None
         states = [f"{merged(state)} AS {identifier(state.name)}" for state in self.algebra.states]
         keys = [f"d.{key.sql}" for key in self.keys]
@@ -295,15 +295,15 @@ class GroupPlan(_WorkedOutOnce):
         return (*(key.sql for key in self.keys), HASH, HAS_NULL)
 
     def same_key(self, stored: str, affected: str) -> str:
-        """A stored row has the key of a row in a key table."""
+        """Return the condition that a stored row has the key of a row in a key table."""
         return self._same_key(stored, affected, self.stored_keys)
 
     def same_affected(self, left: str, right: str) -> str:
-        """Two rows of key tables have the same key."""
+        """Return the condition that two rows of key tables have the same key."""
         return self._same_key(left, right, {key.name: key.name for key in self.keys})
 
     def same_stored(self, left: str, right: str) -> str:
-        """Two stored rows have the same key."""
+        """Return the condition that two stored rows have the same key."""
         keys = [
             null_safe_equal(f"{left}.{identifier(name)}", f"{right}.{identifier(name)}", key.type)
             for key in self.keys
@@ -319,7 +319,7 @@ class GroupPlan(_WorkedOutOnce):
         return _same(left, right, keys)
 
     def key_columns(self, alias: str) -> str:
-        """The key, its hash, and whether it has a NULL."""
+        """Return the key, its hash, and whether it has a NULL."""
         keys = [f"{alias}.{key.sql}" for key in self.keys]
         nullable = [is_null(f"{alias}.{key.sql}") for key in self.keys if key.nullable]
         return ", ".join(
@@ -330,7 +330,7 @@ class GroupPlan(_WorkedOutOnce):
         return hash_sql([hashable(f"{alias}.{key.sql}", key.type) for key in self.keys])
 
     def _groups_sql(self, rows: str) -> str:
-        """Rows aggregated and finished into stored rows."""
+        """Return rows aggregated and finished into stored rows."""
         keys = [f"i.{key.sql}" for key in self.keys]
         if self.algebra:
             columns = [f"{over_rows(state)} AS {identifier(state.name)}" for state in self.algebra.states]
@@ -340,7 +340,7 @@ class GroupPlan(_WorkedOutOnce):
         return self.finished_sql(f"SELECT {', '.join([*keys, *columns])} FROM (\n{rows}\n) AS i{group}")
 
     def finished_sql(self, groups: str) -> str:
-        """States or call values turned into the stored columns: outputs, hidden keys, states, hash."""
+        """Turn state or call values into the stored columns: outputs, hidden keys, states, hash."""
         if self.algebra:
             finals = [f"{sql} AS {identifier(name)}" for name, sql in self.algebra.finals]
             groups = f"SELECT {', '.join(['s.*', *finals])} FROM (\n{groups}\n) AS s"
@@ -362,13 +362,13 @@ class GroupPlan(_WorkedOutOnce):
         return f"SELECT {', '.join(columns)} FROM (\n{groups}\n) AS {GROUP}{condition}"
 
     def _shown_only(self, output: Output) -> str:
-        """An output, not evaluated for a group that HAVING excludes: there it may divide by zero."""
+        """Return an output, not evaluated for a group that HAVING excludes: there it may divide by zero."""
         if not self.hides_groups or output.expression.column is not None:
             return output.text
         return f"CASE WHEN {GROUP}.{VISIBLE} THEN {output.text} END"
 
     def _never_null(self, name: str) -> bool:
-        """A key that is a NOT NULL column of a source in every branch of the input."""
+        """Tell whether a key is a NOT NULL column of a source in every branch of the input."""
         body = self.aggregate.input
         blocks = body.branches if isinstance(body, UnionAll) else (body,)
         position = body.output_names.index(name)
@@ -379,7 +379,7 @@ class GroupPlan(_WorkedOutOnce):
 
 
 def _same(left: str, right: str, compared: list[str]) -> str:
-    """Two rows with a hash are the same: by that, by which the server can join them, and by comparing."""
+    """Return the condition that two rows are the same: first by a hash, on which the server can join."""
     hashes = f"{left}.{HASH} = {right}.{HASH}"
     return f"{hashes} AND {rechecked(compared)}" if compared else hashes
 
@@ -397,5 +397,5 @@ MaintenancePlan = RecomputePlan | GroupPlan
 
 
 def where_shown(plan: MaintenancePlan) -> str:
-    """The condition under which users see a stored row, as a WHERE clause if there is one."""
+    """Return the condition under which users see a stored row, as a WHERE clause if there is one."""
     return f" WHERE {VISIBLE}" if plan.hides_groups else ""

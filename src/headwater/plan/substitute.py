@@ -1,4 +1,4 @@
-"""Tables in place of what a query computes."""
+"""Tables in place of computed parts of a query."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ ALIAS = "q"
 
 
 def around(node: Node) -> Select:
-    """A block that shows the rows of a node as they are."""
+    """Return a block that shows the rows of a node unchanged."""
     outputs = tuple(Output(name, column(name, ALIAS)) for name in node.output_names)
     return Select((Input(ALIAS, node),), (), outputs)
 
 
 def substituted(query: Query, table_of: Callable[[Query], str | None]) -> Query:
-    """A query that reads tables in place of the outermost parts that have one.
+    """Return a query that reads tables in place of the outermost parts that have one.
 
-    What is looked up stays as it is: the server finds it by an index, which such a table does not have.
+    Lookups stay as they are: the server finds their rows by an index, which such a table does not have.
     """
-    table = table_of(query) if query.output_names else None  # rows without a column make no table
+    table = table_of(query) if query.output_names else None  # rows without columns make no table
     if table is not None:
         return around(Constant(f"SELECT * FROM {table}", query.output_names))
     match query:

@@ -1,16 +1,12 @@
-"""PostgreSQL's own parse tree, read and printed through libpg_query.
+"""PostgreSQL's own parse tree, read through libpg_query.
 
 The tree is what `gram.y` makes: protobuf messages, in which `Node` wraps whichever kind of node stands in a
 place. Trees are values here: nothing changes one in place, `rewritten` returns another. Locations are removed
-when a text is parsed, so two trees are equal if they mean the same.
-
-Printing checks itself. What is printed is parsed again and must give the tree that was printed, so an
-expression that was moved somewhere else cannot change its meaning for want of parentheses.
+when a text is parsed, so two trees are equal if they mean the same. `deparse` prints them.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -26,7 +22,7 @@ from headwater.plan.errors import Unsupported
 
 try:
     from google._upb._message import SetAllowOversizeProtos
-except ImportError:  # protobuf in plain Python, which reads nothing that is deeper than 100 messages
+except ImportError:  # protobuf in plain Python reads nothing deeper than 100 messages
     pass
 else:
     SetAllowOversizeProtos(True)
@@ -37,20 +33,19 @@ LOCATIONS = frozenset(
     "location name_location stmt_location stmt_len"
     " list_start list_end rexpr_list_start rexpr_list_end".split()
 )
-"""Fields that say where in the text something stood."""
+"""Fields that say where in the text something was."""
 
 DEEPEST = 400
-"""Messages inside each other in a tree, two for each operator or call. Rewriting a tree is recursive."""
+"""How deeply messages may be nested in a tree, two for each operator or call. Rewriting a tree is recursive.
+"""
 
 TOO_DEEP = "operators, calls or subqueries in it are nested too deeply"
-
-GRAMMAR = postgast.parse("SELECT 1").version
 
 M = TypeVar("M", bound=Message)
 
 
 def parse(text: str) -> SelectStmt:
-    """Parse one query. Raises ParseError, or Unsupported if it is no query."""
+    """Parse one query. Raise ParseError, or Unsupported if it is not a query."""
     try:
         statements = postgast.parse(text).stmts
     except DecodeError as error:
@@ -77,193 +72,18 @@ def _listed(value: Any) -> Sequence[Message]:
     return (value,) if isinstance(value, Message) else value
 
 
-# Printing
-
-
-def query_text(query: SelectStmt) -> str:
-    """Print a query so that it means the same when it is parsed again.
-
-    libpg_query leaves out parentheses that a tree of moved parts needs. Such a tree is printed once more with
-    all of them.
-    """
-    text = _deparse(query)
-    if not _means(text, query):
-        text = _with_parentheses(query)
-        if not _means(text, query):
-            raise Unsupported(f"{text} would not mean the same if it were parsed again")
-    return text
-
-
-def _means(text: str, query: SelectStmt) -> bool:
-    try:
-        found = parse(text)
-    except ParseError:
-        return False
-    return found == query or _flattened(found) == _flattened(query)
-
-
-def _flattened(query: SelectStmt) -> SelectStmt:
-    """Undo what means nothing: AND in AND, a negated constant, and LATERAL before what always has it."""
-
-    def change(node: Node) -> Node | None:
-        if kind_of(node) == "bool_expr" and node.bool_expr.boolop in (pg.AND_EXPR, pg.OR_EXPR):
-            parts = list(_parts(node, node.bool_expr.boolop))
-            whole = pg.BoolExpr(
-                boolop=node.bool_expr.boolop, args=[rewritten(part, change) for part in parts]
-            )
-            return Node(bool_expr=whole)
-        if kind_of(node) == "json_table" and node.json_table.lateral:
-            plain = copied(node)
-            plain.json_table.lateral = False
-            return rewritten(plain, change)
-        if kind_of(node) == "a_expr" and names_of(node.a_expr.name) == ("-",) and _is_prefix(node.a_expr):
-            constant = node.a_expr.rexpr.a_const
-            match constant.WhichOneof("val"):
-                case "ival":
-                    return integer(-constant.ival.ival)
-                case "fval":
-                    value = constant.fval.fval
-                    negated = value[1:] if value.startswith("-") else f"-{value}"
-                    return Node(a_const=pg.A_Const(fval=pg.Float(fval=negated)))
-        return None
-
-    return rewritten(query, change)
-
-
-def _is_prefix(operation: pg.A_Expr) -> bool:
-    return not operation.HasField("lexpr") and kind_of(operation.rexpr) == "a_const"
-
-
-def _parts(node: Node, word: pg.BoolExprType) -> Iterator[Node]:
-    if kind_of(node) == "bool_expr" and node.bool_expr.boolop == word:
-        for part in node.bool_expr.args:
-            yield from _parts(part, word)
-    else:
-        yield node
-
-
-OPERATORS = frozenset(
-    "a_expr bool_expr null_test boolean_test type_cast collate_clause a_indirection sub_link"
-    " json_is_predicate xml_expr range_table_func".split()
-)
-"""Kinds of nodes whose operands may need parentheses."""
-
-
-def _with_parentheses(query: SelectStmt) -> str:
-    """Print a query with parentheses around every operand of an operator that is not a plain column.
-
-    Operands are printed by themselves, as columns of names that nobody else uses stand for them meanwhile.
-    """
-    operands: list[str] = []
-
-    def stand_in(operand: Node) -> Node:
-        block = select()
-        block.target_list.append(target(operand))
-        operands.append(f"({_with_parentheses(block).removeprefix('SELECT ')})")
-        return column(f"__hw_operand_{len(operands) - 1}__")
-
-    def change(node: Node) -> Node | None:
-        syntactic = kind_of(node) == "func_call" and node.func_call.funcformat == pg.COERCE_SQL_SYNTAX
-        if not syntactic and kind_of(node) not in OPERATORS:
-            return None
-        copy = copied(node)
-        for operand in _operands(copy):
-            if _is_compound(operand) or kind_of(copy) == "a_indirection":
-                operand.CopyFrom(stand_in(copied(operand)))
-        inner = copied(copy)
-        _rewrite(getattr(copy, kind_of(copy)), getattr(inner, kind_of(copy)), change)
-        return inner
-
-    text = _deparse(rewritten(query, change))
-    return re.sub(r"__hw_operand_(\d+)__", lambda found: operands[int(found[1])], text)
-
-
-def _is_compound(node: Node) -> bool:
-    """Tell whether an operand is itself an operator; libpg_query expects some literals and calls in place."""
-    match kind_of(node):
-        case "func_call":
-            return node.func_call.funcformat == pg.COERCE_SQL_SYNTAX
-        case "a_const":
-            return node.a_const.ival.ival < 0 or node.a_const.fval.fval.startswith("-")
-        case kind:
-            return kind in OPERATORS
-
-
-def _operands(node: Node) -> list[Node]:
-    """Return the operands of an operator, also those in a list."""
-    match kind_of(node):
-        case "a_expr":
-            sides = [side for side in (node.a_expr.lexpr, node.a_expr.rexpr) if kind_of(side)]
-            return [
-                item for side in sides for item in (side.list.items if kind_of(side) == "list" else [side])
-            ]
-        case "bool_expr":
-            return list(node.bool_expr.args)
-        case "func_call":
-            return list(node.func_call.args)
-        case "sub_link":
-            return [node.sub_link.testexpr] if node.sub_link.HasField("testexpr") else []
-        case "json_is_predicate":
-            return [node.json_is_predicate.expr]
-        case "xml_expr":
-            return list(node.xml_expr.args)
-        case "range_table_func":
-            return [node.range_table_func.rowexpr, node.range_table_func.docexpr]
-        case kind:
-            return [getattr(node, kind).arg]
-
-
-def text_of(node: Node) -> str:
-    """Print an expression, a FROM item or a query; a query stands in parentheses.
-
-    >>> text_of(column("a b", "t"))
-    't."a b"'
-    """
-    kind = node.WhichOneof("node")
-    if kind == "select_stmt":
-        return f"({query_text(node.select_stmt)})"
-    block = select()
-    if kind in FROM_ITEMS:
-        block.from_clause.append(node)
-        return query_text(block).removeprefix("SELECT FROM ")
-    block.target_list.append(Node(res_target=pg.ResTarget(val=node)))
-    return query_text(block).removeprefix("SELECT ")
-
-
-def _deparse(query: SelectStmt) -> str:
-    result = pg.ParseResult(version=GRAMMAR)
-    result.stmts.add().stmt.select_stmt.CopyFrom(query)
-    try:
-        return postgast.deparse(result)
-    except PgQueryError as error:
-        raise Unsupported(f"a part of the query cannot be printed ({error})") from error
-
-
-FROM_ITEMS = frozenset(
-    {
-        "range_var",
-        "range_subselect",
-        "range_function",
-        "range_table_sample",
-        "range_table_func",
-        "json_table",
-        "join_expr",
-    }
-)
-
-
 # Walking and rewriting
 
 
 def kind_of(node: Node) -> str:
-    """Name the kind of node that stands in a place."""
+    """Name the kind of node in a place."""
     return cast(str, node.WhichOneof("node"))
 
 
 def walk(message: Message, *, into_queries: bool = True) -> Iterator[Node]:
     """Yield every node below a message, itself included, outermost first.
 
-    Without `into_queries`, a query is yielded and what is in it is not.
+    Without `into_queries`, a query is yielded, but not what is in it.
     """
     if isinstance(message, Node):
         kind = message.WhichOneof("node")
@@ -285,17 +105,18 @@ def find(message: Message, *kinds: str, into_queries: bool = True) -> list[Node]
 
 
 def rewritten(message: M, change: Callable[[Node], Node | None]) -> M:
-    """Return a tree in which nodes stand in place of others.
+    """Return a tree with some nodes replaced.
 
-    `change` is asked from the outside in, about nodes of the tree as it was. What it returns takes the node's
-    place and is not looked into.
+    `change` is called from the outside in, with nodes of the original tree. The node that it returns takes
+    the place of the old one and is not visited.
     """
     copy = copied(message)
-    _rewrite(message, copy, change)
+    rewrite_into(message, copy, change)
     return copy
 
 
-def _rewrite(message: Message, copy: Message, change: Callable[[Node], Node | None]) -> None:
+def rewrite_into(message: Message, copy: Message, change: Callable[[Node], Node | None]) -> None:
+    """Do what `rewritten` does, in a copy of the message."""
     if isinstance(message, Node):
         kind = message.WhichOneof("node")
         if kind is None:
@@ -308,7 +129,7 @@ def _rewrite(message: Message, copy: Message, change: Callable[[Node], Node | No
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             for item, other in zip(_listed(value), _listed(getattr(copy, field.name)), strict=True):
-                _rewrite(item, other, change)
+                rewrite_into(item, other, change)
 
 
 def copied(message: M) -> M:
@@ -322,10 +143,10 @@ def copied(message: M) -> M:
 
 @contextmanager
 def reading(message: M) -> Iterator[M]:
-    """Read a message so that nothing in it is passed over.
+    """Read a message so that nothing in it is overlooked.
 
-    At the end every field that is set must have been read, or the query is refused with the field's name. A
-    clause that a newer PostgreSQL adds is therefore refused, and not ignored.
+    At the end every field that is set must have been read, or the query is refused with the field's name. So
+    a clause that a newer PostgreSQL adds is refused, and not ignored.
     """
     fields = _Fields(message)
     yield cast(M, fields)
@@ -383,6 +204,7 @@ def select_from(
 ) -> SelectStmt:
     """Return a SELECT of named expressions from one table.
 
+    >>> from headwater.plan.deparse import query_text
     >>> query_text(select_from([(column("a", "t"), "b")], "t"))
     'SELECT t.a AS b FROM t'
     """
@@ -447,19 +269,19 @@ def negation(node: Node) -> Node:
 
 
 def all_of(conditions: Sequence[Node]) -> Node:
-    """Join conditions by AND; none is true."""
+    """Join conditions by AND; no condition gives true."""
     return _joined(pg.AND_EXPR, conditions) if conditions else boolean(True)
 
 
 def any_of(conditions: Sequence[Node]) -> Node:
-    """Join conditions by OR; none is false."""
+    """Join conditions by OR; no condition gives false."""
     return _joined(pg.OR_EXPR, conditions) if conditions else boolean(False)
 
 
 def _joined(word: pg.BoolExprType, conditions: Sequence[Node]) -> Node:
     if len(conditions) == 1:
         return conditions[0]
-    # The parser joins what stands beside each other into one list.
+    # The parser flattens nested ANDs, and nested ORs, into one list.
     flat = [
         part
         for condition in conditions
@@ -506,6 +328,6 @@ def names_of(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def function_name(call: pg.FuncCall) -> tuple[str, str]:
-    """Return the schema and the name of what is called; the server leaves out only its own schema."""
+    """Return the schema and the name of a called function; the server leaves out only its own schema."""
     names = names_of(call.funcname)
     return ("pg_catalog", names[0]) if len(names) == 1 else (names[-2], names[-1])

@@ -1,4 +1,4 @@
-"""Values and weighted rows as SQL: when they are equal, how they are told apart, added up and hashed."""
+"""Values and weighted rows as SQL: when they are equal, how they are distinguished, added up and hashed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WEIGHT = "__hw_w"
 """The weight of a row in a weighted relation."""
 
 ANY_TYPE = ColumnType("", "")
-"""Of a key that is compared by `=` as the query wrote it, whatever its type."""
+"""The type of a key that is compared by `=` as the query wrote it, whatever its type."""
 
 UNKNOWN_TYPE = replace(ANY_TYPE, groupable=False)
 """Of a key that is compared as GROUP BY does, whatever its type.
@@ -41,27 +41,26 @@ def equal(left: str, right: str, kind: ColumnType) -> str:
 
 
 def null_safe_equal(left: str, right: str, kind: ColumnType) -> str:
-    """IS NOT DISTINCT FROM with the operator of the type's own operator class."""
+    """Return IS NOT DISTINCT FROM with the operator of the type's own operator class."""
     return f"({equal(left, right, kind)} OR ({is_null(left)} AND {is_null(right)}))"
 
 
 def rechecked(conditions: Iterable[str]) -> str:
-    """Conditions that hold for nearly all pairs of rows whose hashes are equal.
+    """Return conditions that hold for nearly all pairs of rows whose hashes are equal.
 
-    The server would multiply their selectivities with that of the hash, expect no more than one row, and
-    join what comes after it in a nested loop. It does not look into a CASE, and expects half of the rows to
-    pass.
+    The server would multiply their selectivities with that of the hash, expect no more than one row, and join
+    the rest in a nested loop. It does not look into a CASE, and expects half of the rows to pass.
     """
     return f"CASE WHEN {' AND '.join(conditions)} THEN true ELSE false END"
 
 
 def is_null(value: str) -> str:
-    """IS NULL, which for a composite value would be true of one that has only NULLs in it, too."""
+    """Return IS NULL, but false of a composite value that has only NULLs in it."""
     return f"{value} IS NOT DISTINCT FROM NULL"
 
 
 def old_sql(now: str, delta: str, columns: Sequence[Column]) -> str:
-    """The rows of a relation before its delta, a weighted table, made it what it is now."""
+    """Return the rows of a relation before its delta, a weighted table, was applied."""
     same = _same_row("n", "d", columns)
     own, before = ("".join(f"{alias}.{column.sql}, " for column in columns) for alias in ("n", "b"))
     met = f"EXISTS (SELECT FROM {delta} AS d WHERE {same})"
@@ -78,16 +77,16 @@ def old_sql(now: str, delta: str, columns: Sequence[Column]) -> str:
 
 
 def copies(weight: str) -> str:
-    """A FROM item with as many rows as a weight says.
+    """Return a FROM item with as many rows as a weight says.
 
-    Most weights are one, and what reads the rows is to be planned for about as many as there are. Of
-    generate_series with a bound that varies the server expects a thousand rows each time.
+    Most weights are one, and the planner should expect about as many rows as there are. Of generate_series
+    with a variable bound the server expects a thousand rows each time.
     """
     return f"unnest(array_fill(true, ARRAY[greatest({weight}, 0)::int])) AS copy"
 
 
 def _same_row(left: str, right: str, columns: Sequence[Column]) -> str:
-    """Two rows are indistinguishable; by a hash first, by which the server can join them."""
+    """Return the condition that two rows are indistinguishable: first by a hash, for joins."""
     sides = [[identity(f"{side}.{column.sql}", column.type) for column in columns] for side in (left, right)]
     compared = [f"{one} IS NOT DISTINCT FROM {other}" for one, other in zip(*sides, strict=True)]
     hashes = f"{hash_sql(sides[0])} = {hash_sql(sides[1])}"
@@ -95,10 +94,11 @@ def _same_row(left: str, right: str, columns: Sequence[Column]) -> str:
 
 
 def consolidated_sql(weighted: str, columns: Sequence[Column]) -> str:
-    """Equal rows added up, those of weight zero left out.
+    """Return equal rows added up, without those of weight zero.
 
-    Equal means indistinguishable: 1.0 and 1.00 stay apart. Numerics are told apart by their scale; a column
-    of another type whose equality is coarser than its text is grouped by its text and read back from it.
+    Equal means indistinguishable: 1.0 and 1.00 stay apart. Numerics are distinguished by their scale; a
+    column of another type whose equality is coarser than its text is grouped by its text and read back from
+    it.
     """
     listed = "".join(f"{_grouped(column)} AS {column.sql}, " for column in columns)
     grouping = [_grouped(column) for column in columns]
@@ -128,26 +128,26 @@ def _by_text(column: Column) -> bool:
 
 
 def identity(reference: str, kind: ColumnType) -> str:
-    """An expression that is equal for two values only if they are indistinguishable."""
+    """Return an expression that is equal for two values only if they are indistinguishable."""
     if kind.exact:
         return reference
-    # The cast of bpchar to text drops blanks at the end; its output function does not.
+    # The cast of bpchar to text drops trailing blanks; its output function does not.
     text = f"textin(bpcharout({reference}))" if kind.base == "bpchar" else f"{reference}::text"
     return f'{text} COLLATE "C"'
 
 
 def restored(text: str, kind: ColumnType) -> str:
-    """A value back from its text, with the collation that it had."""
+    """Read a value back from its text, with the collation that it had."""
     return f"({text})::{kind.sql}" + (f" COLLATE {kind.collation}" if kind.collation else "")
 
 
 def hash_sql(references: Sequence[str]) -> str:
-    """A hash over values, NULLs included; nothing hashes to zero."""
+    """Return a hash over values, NULLs included; no value at all hashes to zero."""
     return f"hash_record_extended(ROW({', '.join(references)}), 0)" if references else "0::bigint"
 
 
 def hashable(reference: str, kind: ColumnType) -> str:
-    """A key's part in the hash: equal keys must hash alike, so a coarse equality without a hash has none."""
+    """Return a key's part in the hash: equal keys must hash alike, so a coarse equality has none."""
     if kind.hashable:
         return reference
     return f"{reference}::text" if kind.exact else "0"

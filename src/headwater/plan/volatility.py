@@ -3,8 +3,8 @@
 The server has resolved every call: the stored parse tree of a view (`pg_rewrite.ev_action`) names functions
 and operators by oid, so nothing here guesses from names. Volatile functions are always refused. Stable ones
 are refused too (`now()` differs from refresh to refresh), except those of PostgreSQL's own that are stable
-only because they depend on session settings: Headwater pins those, and each stream table keeps the time
-zone of its definer.
+only because they depend on session settings: Headwater pins those, and each stream table keeps the time zone
+of its definer.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ FIXED_BY_SETTINGS = frozenset(
     """.split()
 )
 
-# Casts that go through text call the input function of their result type. Those of dates and times take words
-# like 'now', and so does whatever may hold one: ranges, arrays, and any type of a user's own but an enum.
+# Casts that go through text call the input function of their result type. Those of dates and times accept
+# words like 'now', and so does every type that may contain one: ranges, arrays, and any type of a user but an
+# enum.
 CLOCK_READING_INPUTS = {
     1082: "date",
     1083: "time",
@@ -89,14 +90,14 @@ def operator_oids(tree: str) -> set[int]:
 
 
 def calls(tree: str) -> list[tuple[str, int]]:
-    """Every function and operator that a parse tree calls, in its order."""
+    """Return every function and operator that a parse tree calls, in its order."""
     return [(name, int(oid)) for name, oid in _CALL.findall(tree)]
 
 
 def reasons(
     trees: Iterable[str], functions: Iterable[Function], enums: frozenset[int] = frozenset()
 ) -> list[str]:
-    """Why the value of a query is not fixed by the rows it reads."""
+    """Return why the value of a query is not fixed by the rows it reads."""
     found = []
     for function in sorted(functions, key=lambda function: function.name):
         label = function.name if function.builtin else f"{function.schema}.{function.name}"
@@ -117,7 +118,7 @@ def reasons(
 
 
 def io_cast_results(tree: str) -> set[int]:
-    """The result types of casts that go through text; the cast's own type follows its argument."""
+    """Return the result types of casts that go through text; the cast's own type follows its argument."""
     bodies = (tree[found.start() : closing_brace(tree, found.start())] for found in _IO_CAST.finditer(tree))
     return {int(_RESULT_TYPE.findall(body)[-1]) for body in bodies}
 

@@ -1,16 +1,17 @@
 """Which stream tables are refreshed together, and in which order.
 
-A stream table must never be seen to join states of different moments. Where two ways lead from one source to
-one stream table D, with nothing in common but their ends, one could be ahead of the other. So all stream
-tables on such ways, D among them, are one unit, refreshed in one transaction at one snapshot. The source is
-not part of it: inside one snapshot it has one state for everybody.
+A stream table must never join states of different moments. Where two paths lead from one source to one stream
+table D, with nothing in common but their ends (a diamond), one could be ahead of the other. So all stream
+tables on such paths, D among them, are one unit, refreshed in one transaction at one snapshot. The source is
+not part of the unit: inside one snapshot it has one state.
 
     orders → by_day ──┐                        by_day, by_region and board are one unit, whether orders
            → by_region ─→ board → report       is a table or a stream table; report is not part of it
 
-Finding them is a matter of ancestors, as bits of a number. Let D read x and z. What leads to x, does not lead
-to z, and has an ancestor in common with z, or z itself for one, is on one of two such ways. These are all
-found from x backwards, group by group: what belongs together already is passed in one step.
+Diamonds are found by comparing sets of ancestors, kept as bits of a number. Let D read x and z. A stream
+table that leads to x, does not lead to z, and has an ancestor in common with z (or z itself as one) is on one
+of two such paths. The search goes from x backwards, group by group: members of a known group are passed in
+one step.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from headwater.scheduling.tiers import RANKS, Tier
 class Unit:
     """Stream tables that are refreshed in one transaction."""
 
-    members: tuple[int, ...]  # what is read comes before who reads it
-    reads: frozenset[int]  # stream tables outside of it
-    depth: int  # of the longest path from a table; more than that of any unit it reads
+    members: tuple[int, ...]  # each after the members that it reads
+    reads: frozenset[int]  # stream tables outside the unit
+    depth: int  # length of the longest path from a table; greater than that of any unit it reads
 
 
 def units(
@@ -36,7 +37,7 @@ def units(
     tables: Mapping[int, Collection[int]],
     schedules: Mapping[int, object],
 ) -> list[Unit]:
-    """The units of a graph, each after those that it reads.
+    """Return the units of a graph, each after those that it reads.
 
     `reads` has the stream tables that a stream table reads, `tables` the base tables. Besides what must be
     together, a chain is one unit, which saves a transaction for each of its links: B reads A and no other
@@ -70,17 +71,17 @@ def units(
 
 
 def dispatch_key(unit: Unit, tier: Callable[[int], Tier]) -> tuple[bool, int, int, int]:
-    """Sorts units in the order in which they are served.
+    """Return the key by which units are sorted into the order in which they are served.
 
-    Those of several stream tables come first, which many wait for; then those with the hottest member, then
-    what is read before who reads it, then by number.
+    Units of several stream tables come first, because many wait for them; then those with the hottest member;
+    then a unit before its readers; then by number.
     """
     rank = min(RANKS[tier(member)] for member in unit.members)
     return len(unit.members) == 1, rank, unit.depth, unit.members[0]
 
 
 class _Groups:
-    """Disjoint sets of stream tables, which only grow together."""
+    """Disjoint sets of stream tables, which can only be merged."""
 
     def __init__(self, reads: Mapping[int, Sequence[int]]) -> None:
         self._parents = {key: key for key in reads}
@@ -98,7 +99,7 @@ class _Groups:
         return self._members[group]
 
     def outside(self, group: int) -> Collection[int]:
-        """The stream tables that a group reads and that are not of it."""
+        """Return the stream tables outside a group that it reads."""
         self._reads[group] = {read for read in self._reads[group] if self.of(read) != group}
         return self._reads[group]
 
@@ -113,7 +114,7 @@ class _Groups:
 
 
 def _components(keys: Iterable[int], reads: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-    """Strongly connected components, what is read first (Tarjan's algorithm, without recursion)."""
+    """Return the strongly connected components, each after those it reads (Tarjan, without recursion)."""
     numbers: dict[int, int] = {}
     lowest: dict[int, int] = {}
     stack: list[int] = []
@@ -154,9 +155,9 @@ def _join_diamonds(
     inner: Mapping[int, Sequence[int]],
     groups: _Groups,
 ) -> None:
-    bits: dict[Hashable, int] = {}  # of a base table and of a component
-    lineage: dict[int, int] = {}  # of a stream table: its ancestors and itself
-    before: dict[int, int] = {}  # its ancestors
+    bits: dict[Hashable, int] = {}  # the bit of each base table and of each component
+    lineage: dict[int, int] = {}  # for each stream table, its ancestors and itself
+    before: dict[int, int] = {}  # for each stream table, its ancestors
     for component in order:
         inputs: dict[int, int | None] = {}  # by lineage: the stream table; None for a table
         for member in component:
@@ -191,7 +192,7 @@ def _join_way(
     before: Mapping[int, int],
     groups: _Groups,
 ) -> None:
-    """Joins `bottom` with what leads to `start` only, and has a source in common with the other input."""
+    """Join `bottom` with what leads to `start` only and shares a source with the other input."""
     waiting, seen, together = [start], set[int](), [bottom]
     while waiting:
         key = waiting.pop()
@@ -208,7 +209,7 @@ def _join_way(
 def _join_chains(
     inner: Mapping[int, Sequence[int]], schedules: Mapping[int, object], groups: _Groups
 ) -> None:
-    """Fuses chains of stream tables that have no diamond to be part of."""
+    """Fuse chains of stream tables that are part of no diamond."""
     readers: dict[int, int] = {}
     for those in inner.values():
         for read in those:
@@ -230,7 +231,7 @@ def _unit(
     inner: Mapping[int, Sequence[int]],
     depths: Mapping[int, int],
 ) -> Unit:
-    """A unit of members in the order of the graph; `depths` has those of the units that it reads."""
+    """Return a unit of members in the order of the graph; `depths` has those of the units that it reads."""
     levels: dict[int, int] = {}
     for member in members:
         levels[member] = 1 + max((levels.get(read, depths.get(read, 0)) for read in inner[member]), default=0)

@@ -1,14 +1,15 @@
-"""The size of the pool of workers, worked out anew in each tick.
+"""The size of the pool of workers, decided again in each tick.
 
-Four wishes, the first that holds counts:
+There are four rules; the first whose condition holds applies:
 
-1. rest: no worker is busy and nothing waits. The fewest workers; neither the load of the machine nor a lag
-   can be the doing of workers that do nothing, and more of them would change neither.
-2. fewer: the CPU is above 70 %. One fewer, although much waits: more workers would only share what there is.
-3. catch up: capture lags by more than 5 intervals. Twice as many, up to the most.
+1. rest: no worker is busy and nothing waits. Use the fewest workers. Idle workers can cause neither the load
+   of the machine nor a lag, and more of them would change neither.
+2. fewer: the CPU is above 70 %. One worker fewer, even if much waits: more workers would only share the same
+   CPU.
+3. catch up: capture lags by more than 5 intervals. Twice as many, up to the maximum.
 4. more: more than two refreshes wait for each worker. One more.
 
-A wish is granted when three ticks in a row had it; then the counting begins again.
+The pool changes when the same rule has applied in three ticks in a row; then the counting begins again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TICKS = 3
 
 @dataclass(frozen=True)
 class Limits:
-    """`min_workers` and `max_workers`; where they contradict each other, the latter counts."""
+    """`min_workers` and `max_workers`; if they contradict each other, the latter wins."""
 
     minimum: int
     maximum: int
@@ -37,17 +38,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one tick saw."""
+    """The measurements of one tick."""
 
     cpu: float  # used share of all cores, 0 to 1
     queued: int  # refreshes that are due and wait for a worker
-    busy: int  # workers
-    lag_intervals: float  # the longest lag of capture, in intervals of the schedule it is behind
+    busy: int  # workers that are busy
+    lag_intervals: float  # the longest lag of capture, in intervals of the schedule that it is behind
 
 
 @dataclass(frozen=True)
 class Pool:
-    """How many workers there are, and for how many ticks in a row something else was wished for."""
+    """The number of workers, and for how many ticks in a row another number was wanted."""
 
     size: int
     wish: Wish | None = None
@@ -55,7 +56,7 @@ class Pool:
 
 
 def wish_of(size: int, measured: Measured) -> Wish | None:
-    """What this tick asks of a pool of so many workers."""
+    """Return which change this tick wants for a pool of so many workers."""
     if not measured.busy and not measured.queued:
         return "rest"
     if measured.cpu > BUSY_CPU:
@@ -68,7 +69,7 @@ def wish_of(size: int, measured: Measured) -> Wish | None:
 
 
 def adapt(pool: Pool, measured: Measured, limits: Limits) -> Pool:
-    """The pool after a tick. Limits that were changed hold at once."""
+    """Return the pool after a tick. Changed limits take effect at once."""
     held = limits.hold(pool.size)
     if held != pool.size:
         return Pool(held)

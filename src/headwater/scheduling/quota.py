@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 def allowed(quota: int, pool_size: int, pool_busy: int) -> int:
-    """How many workers a database may have at once; a quota of 0 is no limit but the pool itself.
+    """Return how many workers a database may have at once; with a quota of 0 only the pool limits it.
 
-    While less than 80 % of the pool is busy, half as many again as the quota: what nobody uses need not rest.
-    From 80 % on exactly the quota, so that the others find workers.
+    While less than 80 % of the pool is busy it may have 1.5 times its quota, so that idle workers are used.
+    From 80 % on it may have exactly its quota, so that the others find workers.
     """
     if quota == 0:
         return pool_size

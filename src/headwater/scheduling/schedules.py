@@ -1,7 +1,7 @@
 """Schedules: how a user writes one, which one applies, and when it is due next.
 
-A schedule is a duration, a cron expression, or `calculated`: as tight as those who read it need. Times go in
-and come out as UTC: two times of one zone are compared by their wall clocks, which go back once a year.
+A schedule is a duration, a cron expression, or `calculated`: as tight as its readers need. Times go in and
+come out as UTC: two times of one zone are compared by their wall clocks, which go back once a year.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SHORTEST = timedelta(milliseconds=10)
 LONGEST = timedelta(days=3650)
 FORMS = "write a duration (500ms, 1s, 5m, 1h, 1d), a cron expression (*/5 * * * *) or calculated"
 NOT_IN = timedelta(days=50 * 365)
-"""A cron expression that fires in no moment of so many years never does."""
+"""A cron expression that does not fire within so many years never does."""
 FIRST_DAY = datetime(2001, 1, 1, tzinfo=UTC)
-"""From where cron expressions are compared: the same day for all of them, and a Monday."""
+"""The day from which cron expressions are compared: the same for all of them, and a Monday."""
 COMPARED_FIRINGS = 32
-"""Of which the smallest gap is taken for the interval of a cron expression: more than a day of hours."""
+"""The smallest gap between so many firings is the interval of a cron expression: more than a day of hours."""
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
 
 
@@ -49,9 +49,9 @@ class Every:
 class Cron:
     """Due when the expression fires, by the wall clock of a time zone.
 
-    As Debian's cron has it: what is to run at a certain hour runs once also on the day on which that hour
-    comes twice, and right after the gap on the day on which it does not come. `*` for the minute or the hour
-    follows the time that passes, and so do six fields.
+    Like Debian's cron: a job at a certain hour runs once on the day on which that hour comes twice, and right
+    after the gap on the day on which that hour is missing. `*` for the minute or the hour follows elapsed
+    time, and so do six fields.
     """
 
     expression: str
@@ -63,7 +63,7 @@ class Cron:
 
 @dataclass(frozen=True)
 class Calculated:
-    """As tight as the tightest of those who read it; never, if nobody with a schedule does."""
+    """As tight as the tightest schedule of its readers; never due if no reader has one."""
 
     def __str__(self) -> str:
         return "calculated"
@@ -73,7 +73,7 @@ Schedule = Every | Cron | Calculated
 
 
 def parse_schedule(text: str | None, time_zone: str) -> Schedule:
-    """A schedule from its text; none is like `calculated`.
+    """Parse a schedule from its text; no text means `calculated`.
 
     >>> str(parse_schedule("90s", "UTC")), str(parse_schedule("0  3 * * mon-fri", "UTC"))
     ('90s', '0 3 * * mon-fri')
@@ -95,7 +95,7 @@ def parse_schedule(text: str | None, time_zone: str) -> Schedule:
 
 
 def normalized(text: str, time_zone: str) -> str:
-    """A checked schedule as it is stored: what the user wrote, without what makes no difference."""
+    """Return a checked schedule as it is stored: the user's text, in a normal form."""
     schedule = parse_schedule(text, time_zone)
     return text.strip() if isinstance(schedule, Every) else str(schedule)
 
@@ -125,7 +125,7 @@ def _checked_cron(text: str, cron: Cron) -> Cron:
 
 @lru_cache(maxsize=4096)
 def typical_interval(schedule: Every | Cron) -> timedelta:
-    """By which schedules are compared. For cron the smallest gap of its firings from a fixed day on.
+    """Return the interval by which schedules are compared: for cron the smallest gap between firings.
 
     >>> str(typical_interval(Cron("0 9-17 * * mon-fri", "Europe/Berlin")))
     '1:00:00'
@@ -139,12 +139,12 @@ def typical_interval(schedule: Every | Cron) -> timedelta:
 def effective(
     schedules: Mapping[int, Schedule], readers: Mapping[int, Collection[int]]
 ) -> dict[int, Every | Cron | None]:
-    """The schedule that applies to each stream table; none where it is only refreshed on request.
+    """Return the schedule that applies to each stream table; none where it is only refreshed on request.
 
-    One that is calculated follows the tightest of its readers, through readers that are calculated
-    themselves. What a reader with a schedule of its own passes on is no fresher than that schedule, so those
-    behind it do not count. Tightest first, each hands its schedule to what it reads; whoever has one keeps
-    it. So each edge is looked at once, and a cycle ends.
+    A calculated one follows the tightest of its readers, through readers that are calculated themselves. A
+    reader with a schedule of its own is never fresher than that schedule, so the readers behind it do not
+    count. In order, tightest first, each stream table passes its schedule to those that it reads and that
+    have none. So each edge is visited once, and a cycle ends.
     """
     read: dict[int, list[int]] = {}
     for source, those in readers.items():
@@ -164,17 +164,17 @@ def effective(
 
 
 def next_due(schedule: Every | Cron, last: datetime, factor: float = 1.0) -> datetime:
-    """When a stream table is due again that was refreshed at `last`, in UTC.
+    """Return when a stream table that was refreshed at `last` is due again, in UTC.
 
-    A factor above one stretches an interval, and takes every so many-th firing of a cron expression.
+    A factor above one stretches an interval, or skips firings of a cron expression.
     """
     if isinstance(schedule, Every):
         return last.astimezone(UTC) + schedule.interval * factor
     missing = max(1, ceil(factor))
     due = last.astimezone(UTC)
     for firing in CronSim(schedule.expression, last.astimezone(ZoneInfo(schedule.time_zone))):
-        # In the hour that comes twice what is to run once fires in the first of the two, which may be over;
-        # what would run in the hour that does not come fires right after it, maybe several of it at once.
+        # In the hour that comes twice, a job that runs once fires in the first of the two, which may be over.
+        # A job of the hour that is missing fires right after the gap, possibly several times at once.
         if firing.astimezone(UTC) > due:
             due, missing = firing.astimezone(UTC), missing - 1
         if not missing:

@@ -1,8 +1,8 @@
 """Processes that do not outlive the one that starts them.
 
 A small shell is started in place of the program, leaves a watcher behind and becomes the program, like the
-shell of a private server (`embedded`). The watcher reads from a pipe that we hold: its end means that we are
-gone, however we died, and that the program is to stop; a line means that all is well.
+shell of a private server (`embedded`). The watcher reads from a pipe that we hold. End of file means that we
+are gone, however we died, and the watcher stops the program; a line means that all is well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ exec "$@" </dev/null
 
 
 class Attached:
-    """A running program; `output` gets what it prints."""
+    """A running program; its output goes to `output`."""
 
     def __init__(self, program: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> None:
         self.process = subprocess.Popen(
@@ -36,15 +36,15 @@ class Attached:
 
     @property
     def code(self) -> int | None:
-        """With which it ended, if it has."""
+        """The exit code, or None while it runs."""
         return self.process.poll()
 
     def ask(self) -> None:
-        """Asks it to stop."""
+        """Ask the program to stop."""
         self.process.terminate()
 
     def stop(self, seconds: float) -> None:
-        """Has it stop, by force if it takes longer than this; harmless when it has ended."""
+        """Stop the program, by force if it takes longer than this; harmless when it has ended."""
         self.ask()
         try:
             self.process.wait(seconds)

@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class LRUCache(Generic[Key, Value]):
-    """Keeps so many values; the least recently used one goes first.
+    """Keeps a limited number of values; the least recently used one is dropped first.
 
     >>> cache = LRUCache[str, int](most=2)
     >>> cache.put("a", 0), cache.put("b", 1), cache.get("a"), cache.put("c", 2)

@@ -1,10 +1,10 @@
-"""No password is ever printed: what looks like one in a text is masked."""
+"""Masks passwords in texts, so that none is ever printed."""
 
 from __future__ import annotations
 
 import re
 
-# Rather too much than too little: what is masked may be a DSN that nobody can read.
+# Mask too much rather than too little: the text may be a DSN that cannot be parsed.
 _PASSWORDS = (
     re.compile(r"(/[^\s:/@]*:)\S+(?=@)"),
     re.compile(r"(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|.+)", re.IGNORECASE),
@@ -12,7 +12,7 @@ _PASSWORDS = (
 
 
 def masked(text: str) -> str:
-    """A text without the passwords of DSNs in it.
+    """Return a text without the passwords of DSNs in it.
 
     >>> masked("postgresql://ann:secret@db/shop and host=db password='se cret' user=ann")
     'postgresql://ann:***@db/shop and host=db password=*** user=ann'

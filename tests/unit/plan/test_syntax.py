@@ -14,6 +14,7 @@ from postgast.pg_query_pb2 import Node
 from tests.unit.plan.world import FIXTURES
 
 from headwater.plan import syntax
+from headwater.plan.deparse import query_text, text_of
 from headwater.plan.errors import Unsupported
 from headwater.plan.quoting import identifier, literal
 from headwater.plan.syntax import (
@@ -23,7 +24,6 @@ from headwater.plan.syntax import (
     ParseError,
     kind_of,
     parse,
-    query_text,
     reading,
 )
 
@@ -42,7 +42,7 @@ def expression(text: str) -> Node:
 def test_an_expression_comes_back_as_it_was(line: str) -> None:
     written, _, other = line.partition("  =>  ")
     found = parse(f"SELECT {written} AS x FROM t AS o")
-    text = syntax.text_of(found.target_list[0].res_target.val)
+    text = text_of(found.target_list[0].res_target.val)
     assert text.rstrip() == (other or written)
     assert parse(f"SELECT {text} AS x FROM t AS o") == found
 
@@ -163,7 +163,7 @@ def test_a_rewritten_tree_leaves_the_first_as_it_was() -> None:
     before = expression("t.a + f(t.b)")
     kept = syntax.copied(before)
     made = syntax.rewritten(before, lambda node: syntax.integer(1) if kind_of(node) == "column_ref" else None)
-    assert syntax.text_of(made) == "1 + f(1)"
+    assert text_of(made) == "1 + f(1)"
     assert before == kept
 
 
@@ -171,7 +171,7 @@ def test_what_takes_a_place_is_not_looked_into() -> None:
     made = syntax.rewritten(
         expression("t.a"), lambda node: expression("t.a + t.a") if kind_of(node) == "column_ref" else None
     )
-    assert syntax.text_of(made) == "t.a + t.a"
+    assert text_of(made) == "t.a + t.a"
 
 
 def test_walking_stops_at_a_query_if_asked() -> None:
@@ -191,7 +191,7 @@ def test_walking_stops_at_a_query_if_asked() -> None:
     ],
 )
 def test_all_of(conditions: list[str], text: str) -> None:
-    assert syntax.text_of(syntax.all_of([expression(item) for item in conditions])) == text
+    assert text_of(syntax.all_of([expression(item) for item in conditions])) == text
 
 
 @pytest.mark.parametrize(

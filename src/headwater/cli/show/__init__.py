@@ -1,1 +1,1 @@
-"""Results as text for people, by what they are about."""
+"""Results as text for people, by subject."""

@@ -1,4 +1,4 @@
-"""The figures of `headwater bench`, but for those of the service."""
+"""The figures of `headwater bench`, except those of the service."""
 
 from __future__ import annotations
 

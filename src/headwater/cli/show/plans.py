@@ -1,4 +1,4 @@
-"""What `explain` and `verify` found."""
+"""The results of `explain` and `verify`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def compiled(found: Explanation, console: Console) -> RenderableType:
 
 
 def _predictions(found: Sequence[Prediction]) -> list[RenderableType]:
-    """Nothing as long as there is no refresh to go by."""
+    """Return the predictions; nothing as long as there is no refresh to base them on."""
     if not any(item.postgres_ms or item.spark_ms for item in found):
         return []
     columns = ("change rows", "delta in PostgreSQL", "delta on Spark", "recomputing")

@@ -1,4 +1,4 @@
-"""Refreshes and what came of them: outcomes, the history, incidents."""
+"""Refreshes and their results: outcomes, the history, incidents."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def outcomes(found: Sequence[Outcome]) -> RenderableType:
 
 
 def _reason(found: Outcome | HistoryEntry) -> str:
-    """Why it was refreshed this way, and why not by PostgreSQL, or not by Spark after all."""
+    """Return why it was refreshed this way, and why not by PostgreSQL, or not by Spark after all."""
     if found.engine == "spark" or found.engine_reason.startswith(INSTEAD):
         return f"{found.reason}; {found.engine}: {found.engine_reason}"
     return found.reason
@@ -104,7 +104,7 @@ def history(found: Sequence[HistoryEntry], now: datetime) -> RenderableType:
 
 
 def _against(took: float, predicted: float | None) -> str:
-    """What a refresh took, and what it was expected to take."""
+    """Return how long a refresh took, and how long it was expected to take."""
     return milliseconds(took) + (f" ({predicted:,.0f})" if predicted is not None else "")
 
 

@@ -1,4 +1,4 @@
-"""Stream tables: what they are, how fresh they are, and their refreshes that run now."""
+"""Stream tables: what they are, how fresh they are, and their running refreshes."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ def definition(
     *,
     loaded: bool = False,
 ) -> Text:
-    """What `create` and `alter` say: the mode and, when it recomputes though nobody asked for that, why; what
-    was done to one that was there, how its rows were checked, and what would make it cheaper."""
+    """Return what `create` and `alter` report.
+
+    That is the mode and, if it recomputes though nobody asked for that, the reason; what was done to an
+    existing stream table, how its rows were checked, and which indexes would make it cheaper.
+    """
     said = [
         f"{verb} {stream_table.label}{f': {did}' if did else ''}",
         f"mode: {stream_table.mode} (asked for: {stream_table.requested_mode}),"
@@ -163,7 +166,7 @@ def _why(status: StreamTableStatus) -> str | None:
 
 
 def running(found: Sequence[StreamTableStatus]) -> list[RenderableType]:
-    """The refreshes that run now; nothing if none does."""
+    """Return the running refreshes; nothing if there are none."""
     shown = [part for status in found if status.job is not None for part in _job(status.job)]
     return [heading("running"), *shown] if shown else []
 

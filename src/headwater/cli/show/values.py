@@ -1,4 +1,4 @@
-"""The parts of all texts: values, tables, headings, lines."""
+"""The building blocks of all texts: values, tables, headings, lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ago(moment: datetime | None, now: datetime) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value of a row or of a table's column, on one line."""
+    """Return a value of a row or of a table's column, on one line."""
     if value is None:
         return NOTHING
     flat = plain(value)
@@ -61,7 +61,7 @@ def count(number: int, noun: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """An aligned table; on a narrow terminal cells are folded, the widest first, and nothing is cut off."""
+    """Return an aligned table; on a narrow terminal the widest cells are folded, and nothing is cut off."""
     kept = [list(row) for row in rows]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for number, column in enumerate(columns):
@@ -74,7 +74,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
 
 @dataclass(frozen=True)
 class Reasoned:
-    """A table by stream table whose last column is a reason; where that is too wide, reasons follow below."""
+    """A table by stream table whose last column is a reason; if that is too wide, reasons follow below."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -107,5 +107,5 @@ def heading(text: str) -> Text:
 
 
 def command(verb: str, name: str) -> str:
-    """What to type for a verb and a stream table."""
+    """Return what to type for a verb and a stream table."""
     return f"headwater {verb} {shlex.quote(name)}"

@@ -1,5 +1,5 @@
 -- name: due
--- The stream table to audit now, if there is one, and when the next of the others is due. Each has its own moment in every
+-- The stream table to audit now, if there is one, and when the next of the others is due. Each has its own time in every
 -- interval, by a hash of its number. An audit that was begun is finished first.
 WITH moments AS (
     SELECT st.id, a.started_at, coalesce(a.audited_at, st.created_at) AS audited_at,
@@ -15,18 +15,18 @@ SELECT (SELECT m.id FROM moments m WHERE m.started_at IS NOT NULL OR m.audited_a
        (SELECT min(m.moment) + %(seconds)s * interval '1 second' FROM moments m)
 
 -- name: begin
--- How far the audit of a stream table is; it begins if none is under way.
+-- Returns how far the audit of a stream table has got; begins one if none is under way.
 INSERT INTO headwater.audit AS a (stream_table_id, started_at) VALUES (%(id)s, clock_timestamp())
 ON CONFLICT (stream_table_id) DO UPDATE SET started_at = coalesce(a.started_at, excluded.started_at)
 RETURNING slice, slice_column, after
 
 -- name: advance
--- A slice was compared, and was equal.
+-- Records that a slice was compared, and was equal.
 UPDATE headwater.audit SET slice = %(slice)s, slice_column = %(column)s, after = %(after)s
 WHERE stream_table_id = %(id)s AND started_at IS NOT NULL
 
 -- name: finish
--- An audit has ended.
+-- Records that an audit has ended.
 UPDATE headwater.audit
 SET audited_at = clock_timestamp(), result = %(result)s, slices = %(slices)s, started_at = NULL, slice = 0,
     slice_column = NULL, after = NULL
@@ -37,7 +37,7 @@ WHERE stream_table_id = %(id)s
 SELECT greatest(0, c.reltuples)::bigint FROM pg_class c WHERE c.oid = to_regclass(%(table)s)
 
 -- name: varied_columns
--- Those of these columns of a table that have many values, the most varied first.
+-- Returns those of these columns of a table that have many values, the most varied first.
 SELECT s.attname
 FROM pg_stats s
 JOIN pg_namespace n ON n.nspname = s.schemaname

@@ -1,5 +1,5 @@
 -- name: oldest_needed
--- Change rows of transactions before this one are behind every consumer of a source. It never goes back: a
+-- The transaction before which every consumer of a source has consumed all change rows. It never goes back: a
 -- later snapshot has no older xmin, so a consumer that is added meanwhile needs none of those rows either.
 SELECT s.id, coalesce(needed.oldest, pg_snapshot_xmin(pg_current_snapshot()))::text
 FROM unnest(%(sources)s::bigint[]) AS s (id)
@@ -15,7 +15,7 @@ CROSS JOIN LATERAL (
 ) needed
 
 -- name: lock_consumers
--- The differential stream tables that read a source, with their frontiers, less those being refreshed now.
+-- The differential stream tables that read a source, with their frontiers, except those being refreshed now.
 SELECT st.id, f.snapshot::text, f.applied_by::text
 FROM headwater.dependency d
 JOIN headwater.stream_table st ON st.id = d.stream_table_id AND st.mode = 'differential' AND st.status <> 'initializing'
@@ -25,6 +25,6 @@ ORDER BY st.id
 FOR NO KEY UPDATE OF st SKIP LOCKED
 
 -- name: give_up
--- Forgets how far a stream table is; without a frontier it protects no change rows and is rebuilt.
+-- Forgets the frontier of a stream table; without one it protects no change rows and is rebuilt.
 WITH forgotten AS (DELETE FROM headwater.frontier WHERE stream_table_id = %(id)s)
 UPDATE headwater.stream_table SET rebuild_reason = %(reason)s WHERE id = %(id)s

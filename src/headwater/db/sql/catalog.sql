@@ -18,7 +18,7 @@ ORDER BY st.id
 SELECT id FROM headwater.stream_table ORDER BY id
 
 -- name: health
--- How all stream tables are, or those with the given ids.
+-- The health of all stream tables, or of those with the given ids.
 SELECT stream_table_id, status, fault, reason, remedy FROM headwater.health
 WHERE stream_table_id = ANY (coalesce(%(ids)s::bigint[], array(SELECT id FROM headwater.stream_table)))
 
@@ -52,24 +52,24 @@ SELECT id FROM headwater.stream_table
 WHERE status = 'initializing' AND (%(id)s::bigint IS NULL OR id = %(id)s) ORDER BY id
 
 -- name: set_planned
--- What planning found out.
+-- Stores the results of planning.
 UPDATE headwater.stream_table
 SET definition = %(definition)s, fingerprint = %(fingerprint)s, signature = %(signature)s,
     signature_of = %(signature_of)s::oid[], mode = %(mode)s, mode_reasons = %(reasons)s::text[]
 WHERE id = %(id)s
 
 -- name: set_fingerprint
--- What the storage holds.
+-- Stores the fingerprint of what the storage holds.
 UPDATE headwater.stream_table SET fingerprint = %(fingerprint)s WHERE id = %(id)s
 
 -- name: distrust_storage
--- What is stored is not what the definition says.
+-- Records that the stored rows do not match the definition.
 UPDATE headwater.stream_table SET fingerprint = NULL, rebuild_reason = %(reason)s WHERE id = %(id)s
 
 -- name: outdated
 -- Stream tables among these that lack a part which a refresh cannot make again, with columns that were renamed where they are
 -- shown, that have no frontier, whose definition is not the one that was planned, or that are recomputed for an incident of
--- another version; and sources of these whose capture lacks a trigger that fires, whose function was made for something else than there is now, of which
+-- another version; and sources of these whose capture lacks a trigger that fires, whose function was made for other objects than there are now, of which
 -- changes were lost, or that have other partitions than when it was installed.
 SELECT 'broken', h.stream_table_id
 FROM headwater.health h
@@ -141,7 +141,7 @@ FROM headwater.source s WHERE s.id = %(id)s
 -- name: capture_layout
 -- What a capture function is made for: the oids of the schema of change tables, of the change table, of the
 -- table of lost changes, of the catalog's schema, the table of marks and of the function that leaves them; the columns of the change table; the source's columns; and how many bytes a change row
--- takes at most when all that can be stored elsewhere is, none if some cannot.
+-- takes at most when every value that can be is stored out of line; none if some cannot be.
 SELECT n.oid, c.oid, 'headwater.lost_change'::regclass::oid,
        'headwater'::regnamespace::oid, 'headwater.changed_source'::regclass::oid,
        'headwater.mark_changed'::regproc::oid,
@@ -156,7 +156,7 @@ FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s
 
 -- name: capture_function
--- The oid of the view that guards a capture, and the text of its function; null for what is not there.
+-- The oid of the view that guards a capture, and the text of its function; null for what does not exist.
 SELECT to_regclass('headwater_defs.captured_' || %(relation)s::oid)::oid,
        (SELECT prosrc FROM pg_proc WHERE oid = to_regproc('headwater_changes.capture_' || %(relation)s::oid))
 
@@ -168,16 +168,16 @@ JOIN pg_attribute a ON a.attrelid = %(table)s::regclass AND a.attname = wanted.n
                    AND NOT a.attisdropped AND a.atttypid = wanted.type::regtype
 
 -- name: set_capture_signature
--- What the capture function of a source was made for.
+-- Stores what the capture function of a source was made for.
 UPDATE headwater.source SET capture_signature = headwater.capture_signature(relation) WHERE id = %(id)s
 
 -- name: forget_lost
--- Forgets that changes of a source were lost; why they were.
+-- Forgets that changes of a source were lost; returns why they were.
 DELETE FROM headwater.lost_change WHERE relation = %(relation)s::oid RETURNING reason
 
 -- name: partitions_moved
--- Of these tables, one that has other partitions than when it was last captured. In an older snapshot, too, the
--- partitions are those of the present.
+-- Of these tables, one that has other partitions than when it was last captured. Even in an older snapshot the
+-- partitions are the current ones.
 SELECT format('%%I.%%I', n.nspname, c.relname)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%(relations)s::oid[]) AND c.relkind = 'p'
@@ -193,7 +193,7 @@ JOIN pg_class c ON c.oid = m.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY c.oid <> %(relation)s::oid, c.oid
 
 -- name: partition_columns
--- The columns by which these partitioned tables tell their partitions apart, and null if expressions do.
+-- The columns by which these partitioned tables choose the partition of a row; null if expressions do.
 SELECT DISTINCT a.attname
 FROM pg_partitioned_table p
 CROSS JOIN LATERAL unnest(p.partattrs::smallint[]) AS k(attnum)
@@ -221,7 +221,7 @@ WHERE d.stream_table_id = st.id AND d.source_id = %(source)s AND st.mode = 'diff
 -- name: source
 SELECT relation, format('%%I.%%I', schema_name, table_name) FROM headwater.source WHERE id = %(id)s
 -- name: set_active
--- The stream table can be read; its name comes from its view from now on. Who read one before it reads this one.
+-- The stream table can be read; its name comes from its view from now on. Whoever read the one before it reads this one.
 -- One that is suspended stays so.
 WITH source AS (UPDATE headwater.source SET relation = %(relation)s::oid WHERE stream_table_id = %(id)s)
 UPDATE headwater.stream_table
@@ -252,7 +252,7 @@ WITH dependencies AS (
 UPDATE headwater.lineage SET stream_table_id = %(id)s WHERE stream_table_id = %(candidate)s
 
 -- name: set_query
--- Another text of the same query, under the path of who gave it.
+-- Another text of the same query, under the search_path of the session that gave it.
 UPDATE headwater.stream_table
 SET query = %(query)s,
     search_path = replace(current_setting('headwater.user_search_path'), '"$user"', quote_ident(current_user))
@@ -268,13 +268,13 @@ SET schedule = CASE WHEN %(change_schedule)s THEN %(schedule)s ELSE schedule END
 WHERE id = %(id)s
 
 -- name: suspend
--- Has nobody refresh a stream table until it is resumed; a reason that is not given stays as it was.
+-- Stops refreshes of a stream table until it is resumed; a reason that is not given stays as it was.
 UPDATE headwater.stream_table
 SET status = 'suspended', suspended_reason = coalesce(%(reason)s, suspended_reason, 'it was suspended by ' || session_user)
 WHERE id = %(id)s
 
 -- name: resume
--- Lets a stream table be refreshed again.
+-- Allows refreshes of a stream table again.
 UPDATE headwater.stream_table SET status = 'active', suspended_reason = NULL WHERE id = %(id)s AND status = 'suspended'
 
 -- name: set_rebuild_reason
@@ -283,7 +283,7 @@ UPDATE headwater.stream_table SET rebuild_reason = %(reason)s
 WHERE id = %(id)s AND rebuild_reason IS DISTINCT FROM %(reason)s
 
 -- name: delete_stream_table
--- With the sums of its refreshes, which do not refer to it.
+-- Also deletes the sums of its refreshes, which do not refer to it.
 WITH sums AS (
     DELETE FROM headwater.refresh_sum WHERE stream_table_id = %(id)s
 ), swept AS (
@@ -292,7 +292,7 @@ WITH sums AS (
 DELETE FROM headwater.stream_table WHERE id = %(id)s
 
 -- name: lock_stream_table
--- Holds off other refreshes; fails with 40001 if the row changed since this transaction's snapshot.
+-- Blocks other refreshes; fails with 40001 if the row changed since this transaction's snapshot.
 SELECT FROM headwater.stream_table WHERE id = %(id)s FOR NO KEY UPDATE
 
 -- name: touch_source_stream_table
@@ -323,7 +323,7 @@ INSERT INTO headwater.dependency (stream_table_id, source_id, columns)
 VALUES (%(stream_table_id)s, %(source_id)s, %(columns)s::smallint[])
 
 -- name: delete_dependencies
--- With the lineage that goes with them.
+-- Also deletes the lineage that belongs to them.
 WITH gone AS (DELETE FROM headwater.lineage WHERE stream_table_id = %(id)s)
 DELETE FROM headwater.dependency WHERE stream_table_id = %(id)s
 
@@ -355,7 +355,7 @@ FROM headwater.dependency d JOIN headwater.source s ON s.id = d.source_id
 WHERE s.stream_table_id IS NOT NULL
 
 -- name: superfluous_capture
--- Sources that are read by none, or of which more is captured than the differential ones and consumers need:
+-- Sources that no stream table reads, or of which more is captured than differential stream tables and consumers need:
 -- whether any reads it, whether any needs its changes, and the columns that are captured for nobody.
 SELECT * FROM (
     SELECT s.id, s.relation, s.change_table,
@@ -400,7 +400,7 @@ WITH gone AS (DELETE FROM headwater.source_column c USING headwater.source s
 UPDATE headwater.source SET change_table = NULL WHERE stream_table_id = %(id)s
 
 -- name: set_frontier
--- The row names the transaction that writes it, by which `state` tells a restored one: not in a subtransaction.
+-- The row names the transaction that writes it, by which `state` recognises a restored one: not in a subtransaction.
 INSERT INTO headwater.frontier (stream_table_id, node, snapshot, applied_by)
 VALUES (%(id)s, 0, pg_current_snapshot(), pg_current_xact_id())
 ON CONFLICT (stream_table_id, node)

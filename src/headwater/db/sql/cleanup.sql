@@ -1,5 +1,5 @@
 -- name: state
--- How far the clean-up is, for whoever does it now; no row while another does.
+-- Returns how far the clean-up has got, and locks it; no row while another session does it.
 SELECT counted_to, decided_to, drawn_to, drawn_by, swept_to,
        compacted_at IS NULL OR compacted_at < statement_timestamp() - %(between_compactions)s::interval
 FROM headwater.history_state FOR UPDATE SKIP LOCKED
@@ -9,11 +9,11 @@ FROM headwater.history_state FOR UPDATE SKIP LOCKED
 SELECT coalesce(cleaned_at < statement_timestamp() - %(pause)s::interval, true) FROM headwater.history_state
 
 -- name: drawn
--- The last number of a refresh that was drawn. A transaction that drew it holds its lock on the table since before.
+-- The last number of a refresh that was drawn. A transaction that drew it has held its lock on the table since before.
 SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM headwater.refresh_id_seq
 
 -- name: writers
--- Who has a lock on the history for writing; a prepared transaction has no process.
+-- The transactions that hold a lock on the history for writing; a prepared transaction has no process.
 SELECT virtualtransaction, pid IS NULL FROM pg_locks
 WHERE locktype = 'relation' AND relation = 'headwater.refresh'::regclass AND mode = 'RowExclusiveLock' AND granted
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid IS DISTINCT FROM pg_backend_pid()
@@ -51,7 +51,7 @@ SELECT coalesce((SELECT id FROM headwater.refresh WHERE finished_at < statement_
 
 -- name: sweep
 -- Deletes deltas that completed, but for the latest ones of each stream table: of those stream tables that have some among these
--- numbers, all that are left behind up to the last number. What it has looked at it does not look at again.
+-- numbers, all that are left behind up to the last number. What it has examined it does not examine again.
 WITH passed AS (
     SELECT DISTINCT stream_table_id FROM headwater.refresh
     WHERE id > %(above)s AND id <= %(up_to)s AND status = 'completed' AND action NOT IN ('load', 'recompute')
@@ -81,7 +81,7 @@ SELECT count(*) FROM gone
 
 -- name: forget_refreshes
 -- The oldest refreshes of any kind, after those that were found to stay, but for the latest success of each stream table: how many
--- were looked at and how many are gone. None goes that is not counted.
+-- were looked at and how many are gone. None is deleted that is not counted.
 WITH looked_at AS MATERIALIZED (
     SELECT id, stream_table_id FROM headwater.refresh
     WHERE finished_at < statement_timestamp() - %(retention)s::interval AND id <= %(counted_to)s
@@ -100,7 +100,7 @@ WITH looked_at AS MATERIALIZED (
 SELECT (SELECT count(*) FROM looked_at), (SELECT count(*) FROM gone)
 
 -- name: forget_sums
--- The oldest sums of one length, at most so many.
+-- Deletes the oldest sums of one length, up to a number.
 DELETE FROM headwater.refresh_sum
 WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM headwater.refresh_sum
@@ -108,7 +108,7 @@ WHERE ctid = ANY (ARRAY(
     ORDER BY bucket_start LIMIT %(limit)s))
 
 -- name: forget_requests
--- Requests that were answered before the retention.
+-- Deletes requests that were answered before the retention.
 DELETE FROM headwater.request WHERE finished_at < statement_timestamp() - %(retention)s::interval
 
 -- name: stream_table_count

@@ -1,5 +1,5 @@
 -- name: find
--- A consumer, and whether what it reads is still there.
+-- A consumer, and whether the stream table that it reads still exists.
 SELECT c.id, c.name, c.source_id, s.stream_table_id, format('%%I.%%I', s.schema_name, s.table_name), s.relation,
        s.change_table, c.columns, c.epoch, c.start, c.initial::text, c.snapshot::text, c.committed, c.given_up
 FROM headwater.consumer c JOIN headwater.source s ON s.id = c.source_id
@@ -14,7 +14,7 @@ SET source_id = excluded.source_id, columns = excluded.columns, start = excluded
     epoch = consumer.epoch + 1, initial = NULL, committed = false, given_up = NULL, last_seen_at = clock_timestamp()
 
 -- name: begin
--- Where a consumer begins: now, when every refresh to come writes down its changes.
+-- Stores where a consumer begins: now, when every later refresh records its changes.
 UPDATE headwater.consumer SET initial = pg_current_snapshot(), snapshot = pg_current_snapshot()
 WHERE name = %(name)s AND initial IS NULL
 
@@ -29,7 +29,7 @@ SELECT EXISTS (
                       WHERE pg_visible_in_snapshot(x.xid, c.snapshot)))
 
 -- name: commit
--- A consumer has everything visible in a snapshot behind it; it never goes back.
+-- Records that a consumer has consumed everything visible in a snapshot; it never goes back.
 UPDATE headwater.consumer c
 SET snapshot = %(snapshot)s::pg_snapshot, committed = true, last_seen_at = clock_timestamp()
 WHERE c.name = %(name)s AND c.epoch = %(epoch)s
@@ -38,7 +38,7 @@ WHERE c.name = %(name)s AND c.epoch = %(epoch)s
 RETURNING c.source_id
 
 -- name: seen
--- Notes that a consumer is at work, once a minute.
+-- Records, once a minute, that a consumer is active.
 UPDATE headwater.consumer SET last_seen_at = clock_timestamp()
 WHERE name = %(name)s AND last_seen_at < clock_timestamp() - interval '1 minute'
 
@@ -47,7 +47,7 @@ WHERE name = %(name)s AND last_seen_at < clock_timestamp() - interval '1 minute'
 DELETE FROM headwater.consumer WHERE name = %(name)s RETURNING id
 
 -- name: lock_followers
--- The consumers of a source that change rows are kept for, less those that are committing now.
+-- The consumers of a source for which change rows are kept, except those that are committing now.
 SELECT c.id, c.snapshot::text
 FROM headwater.consumer c WHERE c.source_id = %(source)s AND c.snapshot IS NOT NULL
 ORDER BY c.id

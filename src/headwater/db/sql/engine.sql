@@ -14,11 +14,11 @@ JOIN pg_namespace n ON n.oid = c.relnamespace,
 LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::int AS pages) s
 
 -- name: observations
--- What recent deltas of a stream table took, in all and of the database, and what computing everything took; latest
--- first. Deltas are looked for among the latest 250 refreshes, or one that never had any would search all its history. The stream
+-- How long recent deltas of a stream table took, in total and in the database, and how long full computations took;
+-- latest first. Deltas are looked for among the latest 250 refreshes, or one that never had any would search all its history. The stream
 -- table is given as a range, so that only an index by stream table has the order: the server could take that of all refreshes,
--- expecting to find some soon, and read all of them for one that has none. Planning is left out: a session does it once. So is what an engine began and another one finished. A delta that was given
--- up counts with the time after which it was. Of a load only its phases count: the rest is done once, like making the view.
+-- expecting to find some soon, and read all of them for one that has none. Planning is left out: a session does it once. So are refreshes that one engine began and another one finished. A delta that was given
+-- up counts with the time until then. Of a load only its phases count: the rest is done once, like making the view.
 (SELECT 'delta', engine, rows_in, took, took - coalesce((phases->>'start')::float8, 0)
         - CASE engine WHEN 'spark' THEN coalesce((phases->>'compute')::float8, 0) ELSE 0 END
  FROM (
@@ -51,8 +51,8 @@ WHERE stream_table_id = %(id)s AND action = 'recompute' AND status = 'completed'
                        AND rows_in >= %(rows)s), 0)
 
 -- name: failures
--- What is incremental of a stream table and met errors since its last delta, as far as its latest refreshes tell: how
--- often, how many refreshes recomputed after the last time, and the SQLSTATE of that.
+-- The deltas of a stream table that met errors since its last successful one, among its latest refreshes: how many,
+-- how many refreshes recomputed after the last of them, and its SQLSTATE.
 WITH latest AS (
     SELECT id, action, sqlstate FROM headwater.refresh
     WHERE stream_table_id >= %(id)s AND stream_table_id <= %(id)s AND status = 'completed'
@@ -66,7 +66,7 @@ SELECT count(sqlstate), count(*) FILTER (WHERE id > (SELECT id FROM last)), (SEL
 FROM since
 
 -- name: reader_schedules
--- The schedules that a stream table without one of its own is to keep: of those that read it, directly or through others
+-- The schedules that a stream table without one of its own must keep: of those that read it, directly or through others
 -- that have none, with their time zones.
 WITH RECURSIVE readers(id, schedule, time_zone) AS (
     SELECT id, NULL::text, time_zone FROM headwater.stream_table WHERE id = %(id)s

@@ -32,8 +32,8 @@ WHERE %(stream_table_id)s::bigint IS NULL OR id IN (
 ORDER BY id DESC LIMIT %(limit)s
 
 -- name: sums
--- The latest sums of refreshes, newest first, of one stream table or of all. So many sums are no older than the bound, which
--- spares the view all others.
+-- The latest sums of refreshes, newest first, of one stream table or of all. At least this many sums are no older than the bound,
+-- so the view need not read the others.
 SELECT stream_table, bucket_start, action, engine, refreshes, failures, rows_in, rows_inserted, rows_updated, rows_deleted,
        total_ms, avg_ms, min_ms, max_ms, p50_ms, p95_ms, p99_ms
 FROM headwater.refresh_stats

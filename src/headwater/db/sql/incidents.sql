@@ -1,5 +1,5 @@
 -- name: record
--- A stream table, or what its plan computes, differs from its query.
+-- Records that a stream table, or what its plan computes, differs from its query.
 INSERT INTO headwater.incident
     (stream_table_id, stream_table, found_by, reason, columns, missing_count, surplus_count, missing, surplus, changes,
      query, plan, fingerprint, version, server_version)
@@ -9,7 +9,7 @@ VALUES (%(stream_table_id)s, %(stream_table)s, %(found_by)s, %(reason)s, %(colum
 RETURNING id
 
 -- name: standing
--- For which incidents a stream table is recomputed at each refresh.
+-- The incidents for which a stream table is recomputed at each refresh.
 SELECT id, found_at, reason FROM headwater.incident
 WHERE stream_table_id = %(id)s AND released_at IS NULL AND fingerprint = %(fingerprint)s AND version = %(version)s
 ORDER BY id
@@ -29,7 +29,7 @@ WHERE %(stream_table_id)s::bigint IS NULL OR i.stream_table_id = %(stream_table_
 ORDER BY a.id DESC LIMIT %(limit)s
 
 -- name: record_load
--- How the rows of a stream table were compared with its query when they were loaded. An audit of the old rows ends here.
+-- Records how the rows of a stream table were compared with its query when they were loaded. An audit of the old rows ends here.
 INSERT INTO headwater.audit (stream_table_id, load_check) VALUES (%(id)s, %(said)s)
 ON CONFLICT (stream_table_id) DO UPDATE
 SET load_check = excluded.load_check, started_at = NULL, slice = 0, slice_column = NULL, after = NULL

@@ -17,7 +17,7 @@ SELECT (SELECT coalesce(max(version), 0) FROM headwater.migration),
        (extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000)::bigint
 
 -- name: describe_settings
--- The settings that there are and what each takes, in place of those that were.
+-- Replaces the descriptions of the settings: their names, and what each takes.
 WITH rule AS (
     SELECT * FROM jsonb_to_recordset(%(rules)s) AS r (
         name text, kind text, minimum numeric, maximum numeric, zero_is_off boolean, choices text[], description text)

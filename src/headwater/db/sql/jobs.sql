@@ -5,7 +5,7 @@ VALUES (%(stream_table_id)s, %(coordinator)s, %(client)s, %(engine)s, %(action)s
 RETURNING id, pg_advisory_lock(%(lock)s, (id & 2147483647)::int)
 
 -- name: report
--- How far a job is; whether it is to end, and whether the backend of its refresh is gone.
+-- Reports the progress of a job; returns whether it must end, and whether the backend of its refresh is gone.
 UPDATE headwater.job
 SET phase = %(phase)s, progress = %(progress)s, application = %(application)s, ui = %(ui)s
 WHERE id = %(id)s
@@ -13,7 +13,7 @@ RETURNING cancel_requested_at IS NOT NULL,
           NOT EXISTS (SELECT FROM pg_stat_get_activity(coordinator) a WHERE a.pid = coordinator)
 
 -- name: look
--- Whether a job is to end, and whether the backend of its refresh is gone; no row if the job is.
+-- Whether a job must end, and whether the backend of its refresh is gone; no row if the job is.
 SELECT cancel_requested_at IS NOT NULL,
        NOT EXISTS (SELECT FROM pg_stat_get_activity(coordinator) a WHERE a.pid = coordinator)
 FROM headwater.job WHERE id = %(id)s
@@ -29,7 +29,7 @@ SELECT pg_terminate_backend(pid, %(wait)s) FROM pg_stat_activity
 WHERE datname = current_database() AND usename = session_user AND application_name = %(name)s
 
 -- name: close
--- Removes a job with its parts, and lets others see that it has ended; whether it was to end.
+-- Removes a job with its parts, and lets others see that it has ended; returns whether it had to end.
 WITH gone AS (DELETE FROM headwater.job WHERE id = %(id)s RETURNING cancel_requested_at)
 SELECT pg_advisory_unlock(%(lock)s, (%(id)s::bigint & 2147483647)::int),
        EXISTS (SELECT FROM gone WHERE cancel_requested_at IS NOT NULL)
@@ -49,14 +49,14 @@ WHERE NOT EXISTS (
 GROUP BY found.id
 
 -- name: claim_dead
--- Whether a dead job is ours to clear away until this transaction ends.
+-- Claims a dead job for removal until this transaction ends; returns whether it succeeded.
 SELECT pg_try_advisory_xact_lock(%(lock)s, (%(id)s::bigint & 2147483647)::int)
 
 -- name: delete_job
 DELETE FROM headwater.job WHERE id = %(id)s
 
 -- name: running
--- Every refresh that runs now, the oldest first.
+-- Every running refresh, the oldest first.
 SELECT id, stream_table, engine, action, phase, tasks, tasks_done, rows, bytes, stage, started_at, elapsed_ms,
        coordinator, client, application, ui, cancel_requested
 FROM headwater.running_jobs
@@ -69,7 +69,7 @@ WHERE id = ANY (%(ids)s::bigint[])
 RETURNING id
 
 -- name: cancel_statements
--- Ends what the backends of refreshes are doing, unless they are doing nothing now.
+-- Cancels the statements of the backends of refreshes, unless they are idle.
 WITH busy AS MATERIALIZED (
     SELECT pid FROM pg_stat_activity
     WHERE pid = ANY (%(pids)s::int[]) AND datname = current_database() AND xact_start IS NOT NULL AND state = 'active'

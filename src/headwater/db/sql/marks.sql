@@ -1,14 +1,14 @@
 -- name: mark_stream_table
--- If somebody reads its changes.
+-- Marks a stream table, if somebody reads its changes.
 SELECT headwater.mark_changed(relation) FROM headwater.source
 WHERE stream_table_id = %(id)s AND change_table IS NOT NULL
 
 -- name: notifies
--- Whether whoever leaves a mark notifies.
+-- Whether leaving a mark also notifies.
 SELECT prosrc LIKE '%%pg_notify%%' FROM pg_proc WHERE oid = 'headwater.mark_changed'::regproc
 
 -- name: forget_unscheduled
--- Marks that nobody will read: no session holds the lock of a scheduler.
+-- Deletes marks that nobody will read: no session holds the lock of a scheduler.
 DELETE FROM headwater.changed_source
 WHERE NOT EXISTS (SELECT FROM pg_locks l
                   WHERE l.locktype = 'advisory' AND l.classid = 1214612 AND l.objid = 0 AND l.objsubid = 2

@@ -1,5 +1,5 @@
 -- name: stream_tables
--- Every stream table with its latest refresh that completed, and those since then that failed.
+-- Every stream table with its latest completed refresh, and the failed ones since then.
 SELECT st.id, name.stream_table, h.status, h.reason, h.remedy, st.mode, st.engine, st.schedule, st.time_zone, st.tier,
        st.rebuild_reason, f.snapshot::text, f.applied_by::text, r.action, r.finished_at,
        extract(epoch FROM r.finished_at - r.started_at)::float8 * 1000, coalesce(e.failures, 0), e.error
@@ -26,7 +26,7 @@ JOIN pg_class c ON c.relname = s.change_table AND c.relnamespace = 'headwater_ch
 WHERE pg_stat_get_live_tuples(c.oid) > 0 OR pg_stat_get_tuples_inserted(c.oid) = 0 AND pg_relation_size(c.oid) > 0
 
 -- name: service
--- How the scheduler does; no row if there is none.
+-- The state of the scheduler; no row if there is none.
 SELECT CASE WHEN ticked_at < clock_timestamp() - %(silent_after)s::interval THEN 'silent'
             WHEN draining THEN 'draining' ELSE 'running' END,
        started_at, ticked_at, ticks, tick_ms, busy_share, stream_tables, changed, queued_jobs, active_workers, max_workers

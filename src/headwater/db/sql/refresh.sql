@@ -5,7 +5,7 @@ FROM headwater.source s WHERE s.stream_table_id = %(id)s AND s.change_table IS N
 
 -- name: set_work_mem
 -- Gives the rest of the transaction the work_mem of a refresh, in MB, or the session's own for 0; but only so much that as
--- many hash tables as there are sources stay within a limit, unless that is 0. The server gives each of them more by a factor.
+-- many hash tables as there are sources stay within a limit, unless that is 0. The server multiplies it by a factor for each of them.
 SELECT set_config('work_mem', greatest(64, least(
     CASE WHEN %(megabytes)s::bigint > 0 THEN %(megabytes)s::bigint * 1024
          ELSE pg_size_bytes(current_setting('work_mem')) / 1024 END,
@@ -14,9 +14,9 @@ SELECT set_config('work_mem', greatest(64, least(
          END))::bigint || 'kB', true)
 
 -- name: temporary_tables
--- Those that refreshes made in this session, and whether they are in somebody's way: a domain cannot be altered, a table or
--- view not be dropped, while another session has a temporary table with a column of its type; and nothing needs those of a
--- stream table that is gone. Also their age in transactions.
+-- The temporary tables that refreshes made in this session, and whether they block others: a domain cannot be altered, a
+-- table or view not be dropped, while another session has a temporary table with a column of its type; and nothing needs
+-- those of a stream table that is gone. Also their age in transactions.
 SELECT c.relname,
        EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type e ON e.oid = t.typelem
                WHERE a.attrelid = c.oid AND a.attnum > 0 AND (t.typtype IN ('c', 'd') OR e.typtype IN ('c', 'd')))

@@ -1,15 +1,15 @@
 -- name: capture_functions
--- What triggers call, for tables of whichever database.
+-- The capture functions that triggers call, for tables of any database.
 SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE n.nspname = %(schema)s AND starts_with(p.proname, 'capture_') ORDER BY p.proname
 
 -- name: guards
--- The views that keep what those functions capture as it is.
+-- The views that protect what those functions capture.
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relkind = 'v' AND starts_with(c.relname, 'captured_') ORDER BY c.relname
 
 -- name: change_tables
--- What those functions write to.
+-- The tables that those functions write to.
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND starts_with(c.relname, 'src_') ORDER BY c.relname
 
@@ -26,7 +26,7 @@ SELECT
 DELETE FROM headwater.source WHERE stream_table_id IS NULL
 
 -- name: out_of_the_way
--- Numbers that no relation has, so that the right ones can be given in any order.
+-- Assigns numbers that no relation has, so that the right ones can be assigned in any order.
 WITH sources AS (
     UPDATE headwater.source SET relation = (4294967295 - id)::oid, change_table = NULL)
 UPDATE headwater.stream_table SET relation = (4294967295 - id)::oid WHERE relation IS NOT NULL
@@ -50,12 +50,12 @@ UPDATE headwater.stream_table st SET relation = shown.oid, schema_name = shown.n
 FROM shown WHERE st.id = shown.id
 
 -- name: lose_views
--- Those of whose views there is none.
+-- Records which stream tables have no view.
 UPDATE headwater.stream_table st SET relation = NULL
 WHERE relation IS NOT NULL AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = st.relation)
 
 -- name: distrust_all
--- Each stream table is planned and computed anew by its next refresh.
+-- Makes the next refresh of each stream table plan and compute it again.
 UPDATE headwater.stream_table
 SET fingerprint = NULL, signature = NULL, signature_of = NULL, rebuild_reason = %(reason)s
 
@@ -65,7 +65,7 @@ UPDATE headwater.stream_table SET fingerprint = NULL, signature = NULL, signatur
 WHERE id = %(id)s
 
 -- name: distrust_readers
--- The same for those that read the changes of one, which are gone; which these are.
+-- The same for those that read the changes of one, which are gone; returns these.
 UPDATE headwater.stream_table st
 SET fingerprint = NULL, signature = NULL, signature_of = NULL, rebuild_reason = %(reason)s
 FROM headwater.dependency d JOIN headwater.source s ON s.id = d.source_id
@@ -73,11 +73,11 @@ WHERE d.stream_table_id = st.id AND s.stream_table_id = %(id)s AND st.status <> 
 RETURNING st.id
 
 -- name: give_up_consumers
--- Positions of another database are of no use.
+-- Positions of another database are useless: gives up all consumers.
 UPDATE headwater.consumer SET snapshot = NULL, initial = NULL, given_up = %(reason)s
 
 -- name: give_up_followers
--- Nor are those of a view that is not there any more.
+-- So are those of a view that no longer exists: gives up its consumers.
 UPDATE headwater.consumer c SET snapshot = NULL, initial = NULL, given_up = %(reason)s
 FROM headwater.source s WHERE s.id = c.source_id AND s.stream_table_id = %(id)s
 

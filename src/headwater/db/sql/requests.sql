@@ -16,23 +16,23 @@ FOR UPDATE SKIP LOCKED
 SELECT pg_try_advisory_lock(%(lock)s, (%(id)s::bigint & 2147483647)::int)
 
 -- name: unlock
--- The request was answered.
+-- Releases a request that was answered.
 SELECT pg_advisory_unlock(%(lock)s, (%(id)s::bigint & 2147483647)::int)
 
 -- name: pick
--- A request is being carried out from now on.
+-- Records that a request is being carried out.
 UPDATE headwater.request SET status = 'running', attempt = %(attempt)s, picked_at = clock_timestamp() WHERE id = %(id)s
 
 -- name: assume
--- Names are looked up and times are read as who asked would.
+-- Makes names and times mean what they mean to the session that asked.
 SELECT set_config('headwater.user_search_path', %(search_path)s, false), set_config('TimeZone', %(time_zone)s, false)
 
 -- name: own
--- How names are looked up and times are read by this session itself.
+-- How this session itself looks up names and reads times.
 SELECT current_setting('headwater.user_search_path'), current_setting('TimeZone')
 
 -- name: answer
--- What became of a request.
+-- Records the result of a request.
 UPDATE headwater.request
 SET status = %(status)s, finished_at = clock_timestamp(), result = %(result)s, error = %(error)s, detail = nullif(%(detail)s, ''),
     hint = nullif(%(hint)s, ''), sqlstate = %(sqlstate)s

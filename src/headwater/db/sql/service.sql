@@ -1,5 +1,5 @@
 -- name: lead
--- Whether this session leads now, until it ends: 0 for the scheduler of a database, 1 for the launcher of a server.
+-- Takes the lead until the session ends, if it is free: 0 for the scheduler of a database, 1 for the launcher of a server.
 SELECT pg_try_advisory_lock(1214612, %(role)s)
 
 -- name: members
@@ -22,7 +22,7 @@ WHERE st.status <> 'initializing'
 ORDER BY st.id
 
 -- name: sources
--- What is captured: the relation, its change table if that is there, and the stream table if it is one.
+-- Captured sources: the relation, its change table if it exists, and the stream table if it is one.
 SELECT s.relation::bigint, s.change_table, s.stream_table_id
 FROM headwater.source s
 JOIN pg_class c ON c.relname = s.change_table AND c.relnamespace = 'headwater_changes'::regnamespace
@@ -51,7 +51,7 @@ SELECT clock_timestamp(), (SELECT coalesce(jsonb_object_agg(name, value), '{}') 
        (SELECT coalesce(array_agg(DISTINCT relation::bigint), '{}') FROM gone)
 
 -- name: report
--- How the scheduler does.
+-- Stores the state of the scheduler.
 INSERT INTO headwater.scheduler
     (worker_id, started_at, ticked_at, ticks, tick_ms, busy_share, stream_tables, changed, queued_jobs,
      active_workers, max_workers, per_db_cap, parallel_mode, plan_cache_hits, plan_cache_misses, draining)
@@ -68,11 +68,11 @@ SET worker_id = excluded.worker_id, started_at = excluded.started_at, ticked_at 
     draining = excluded.draining
 
 -- name: forget_scheduler
--- It has stopped on purpose.
+-- Records that the scheduler has stopped on purpose.
 DELETE FROM headwater.scheduler WHERE worker_id = %(worker_id)s
 
 -- name: databases
--- Those that may have a catalog.
+-- The databases that may have a catalog.
 SELECT datname FROM pg_database WHERE datallowconn AND NOT datistemplate
   AND has_database_privilege(datname, 'CONNECT') ORDER BY datname
 
@@ -81,18 +81,18 @@ SELECT datname FROM pg_database WHERE datallowconn AND NOT datistemplate
 SELECT to_regclass('headwater.migration') IS NOT NULL
 
 -- name: register
--- A worker says that it is there.
+-- Registers a worker.
 INSERT INTO headwater.worker_registry (worker_id, kind, hostname, pid, backend_pid, capacity, status, capabilities)
 VALUES (%(worker_id)s, %(kind)s, %(hostname)s, %(pid)s, pg_backend_pid(), %(capacity)s, 'active', %(capabilities)s)
 ON CONFLICT (worker_id) DO UPDATE
 SET backend_pid = excluded.backend_pid, status = excluded.status, last_heartbeat = clock_timestamp()
 
 -- name: deregister
--- A worker goes.
+-- Removes a worker.
 DELETE FROM headwater.worker_registry WHERE worker_id = %(worker_id)s
 
 -- name: beat
--- A worker and the jobs that it has are alive.
+-- Records a heartbeat of a worker and of its jobs.
 WITH jobs AS (
     UPDATE headwater.worker_jobs SET heartbeat_at = clock_timestamp()
     WHERE id = ANY (%(jobs)s::bigint[]) AND worker_id = %(worker_id)s AND status = 'RUNNING'
@@ -101,7 +101,7 @@ UPDATE headwater.worker_registry SET last_heartbeat = clock_timestamp(), status 
 WHERE worker_id = %(worker_id)s RETURNING worker_id
 
 -- name: bury
--- Workers that have not been heard of for a while, or whose connection is gone.
+-- Removes workers without a recent heartbeat, or whose connection is gone.
 DELETE FROM headwater.worker_registry w
 WHERE w.last_heartbeat < clock_timestamp() - %(timeout)s::interval
    OR w.kind = 'worker' AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = w.backend_pid)
@@ -115,12 +115,12 @@ SELECT coalesce(sum(capacity), 0)::int,
 FROM headwater.worker_registry WHERE kind = 'worker' AND status = 'active'
 
 -- name: enqueue
--- A job for whoever claims it.
+-- Adds a job for any worker to claim.
 INSERT INTO headwater.worker_jobs (stream_table_id, members, status) VALUES (%(last)s, %(members)s, 'QUEUED')
 RETURNING id
 
 -- name: claim
--- The oldest job that nobody has, for a worker.
+-- Claims for a worker the oldest job that nobody has.
 UPDATE headwater.worker_jobs j
 SET status = 'RUNNING', worker_id = %(worker_id)s, worker_pid = %(pid)s, backend_pid = %(backend_pid)s,
     assigned_at = clock_timestamp(), heartbeat_at = clock_timestamp()
@@ -130,7 +130,7 @@ WHERE id = (SELECT id FROM headwater.worker_jobs
 RETURNING id, attempt, members
 
 -- name: finish
--- What became of a job, unless it was taken back.
+-- Records the result of a job, unless it was taken back.
 UPDATE headwater.worker_jobs
 SET status = %(status)s, engine = %(engine)s, finished_at = clock_timestamp(), error = %(error)s,
     failed_member = %(failed_member)s
@@ -142,8 +142,8 @@ SELECT id, error, failed_member, finished_at - assigned_at FROM headwater.worker
 WHERE id = ANY (%(ids)s::bigint[]) AND status IN ('COMPLETED', 'FAILED')
 
 -- name: take_back
--- Jobs of workers that are dead, or were not heard of for too long. What they still compute, they cannot commit; the
--- backend that does is ended, for it may hold locks. A worker behind a pooler does not know its number; it is the one that
+-- Takes back jobs of workers that are dead, or without a heartbeat for too long. They cannot commit what they still
+-- compute; the backend that computes is ended, because it may hold locks. A worker behind a pooler does not know its number; it is the one that
 -- holds the right to refresh. One that commits just now is left alone.
 WITH lost AS MATERIALIZED (
     SELECT id, backend_pid, stream_table_id FROM headwater.worker_jobs j
@@ -164,16 +164,16 @@ SET status = 'RECLAIMED', attempt = attempt + 1, worker_id = NULL, worker_pid = 
 FROM lost LEFT JOIN ended ON true WHERE j.id = lost.id RETURNING j.id
 
 -- name: unqueue
--- Jobs that wait inside this scheduler no more, and were not begun.
+-- Removes jobs that no longer wait inside this scheduler, and were not begun.
 DELETE FROM headwater.worker_jobs
 WHERE id = ANY (%(ids)s::bigint[]) AND worker_id = %(worker_id)s AND status = 'QUEUED'
 
 -- name: withdraw
--- Jobs that nobody has claimed yet.
+-- Withdraws jobs that nobody has claimed yet.
 DELETE FROM headwater.worker_jobs WHERE id = ANY (%(ids)s::bigint[]) AND status IN ('QUEUED', 'RECLAIMED') RETURNING id
 
 -- name: abandoned
--- Jobs that an earlier scheduler left behind: unclaimed, or waiting inside it. Those that ended are not looked at.
+-- Deletes jobs that an earlier scheduler left behind: unclaimed, or waiting inside it. Those that ended are not examined.
 DELETE FROM headwater.worker_jobs WHERE finished_at IS NULL AND status IN ('QUEUED', 'RECLAIMED')
 
 -- name: numbers
@@ -181,7 +181,7 @@ DELETE FROM headwater.worker_jobs WHERE finished_at IS NULL AND status IN ('QUEU
 SELECT nextval('headwater.worker_jobs_id_seq') FROM generate_series(1, %(count)s)
 
 -- name: journal
--- Jobs of this process, as they are now.
+-- Stores the state of jobs of this process.
 INSERT INTO headwater.worker_jobs
     (id, stream_table_id, members, status, engine, worker_id, worker_pid, queued_at, assigned_at, heartbeat_at, finished_at, error)
 OVERRIDING SYSTEM VALUE
@@ -195,7 +195,7 @@ SET status = excluded.status, engine = excluded.engine, assigned_at = excluded.a
     finished_at = excluded.finished_at, error = excluded.error
 
 -- name: forget_jobs
--- Jobs that ended a while ago, and those that died with an earlier process of this kind.
+-- Deletes jobs that ended a while ago, and those that died with an earlier process of this kind.
 DELETE FROM headwater.worker_jobs
 WHERE finished_at < statement_timestamp() - interval '1 hour'
    OR finished_at IS NULL AND heartbeat_at < statement_timestamp() - interval '1 hour'

@@ -14,7 +14,7 @@ SELECT c.relowner, o.rolname, obj_description(c.oid, 'pg_class'), c.relrowsecuri
 FROM pg_class c JOIN pg_roles o ON o.oid = c.relowner WHERE c.oid = %(relation)s::oid
 
 -- name: grants
--- Who may do what with a relation and its columns: the column (null for all of it), the grantee (null for PUBLIC), the
+-- The privileges on a relation and its columns: the column (null for all of it), the grantee (null for PUBLIC), the
 -- privilege, and whether it may be passed on.
 SELECT a.attname, g.rolname, x.privilege_type, x.is_grantable
 FROM pg_class c
@@ -36,14 +36,14 @@ JOIN pg_description d ON d.objoid = a.attrelid AND d.objsubid = a.attnum AND d.c
 WHERE a.attrelid = %(relation)s::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 
 -- name: column_defaults
--- What ALTER VIEW … SET DEFAULT left.
+-- The defaults that ALTER VIEW … SET DEFAULT left.
 SELECT a.attname, pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d
 JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
 WHERE d.adrelid = %(relation)s::oid ORDER BY a.attnum
 
 -- name: indexes
--- The indexes that users made on storage: name, whether unique, comment, and the definition from its method on, which is
--- what follows a beginning that is known to the letter.
+-- The indexes that users made on storage: name, whether unique, comment, and the definition from its method on, which
+-- follows a beginning that is known exactly.
 SELECT i.relname, x.indisunique, obj_description(i.oid, 'pg_class'),
        CASE WHEN starts_with(d.definition, d.beginning) THEN substr(d.definition, length(d.beginning) + 1) END
 FROM pg_index x
@@ -62,7 +62,7 @@ WHERE x.indrelid = %(relation)s::oid AND x.indisvalid
 ORDER BY i.oid
 
 -- name: indexes_unseen
--- Whether there are indexes that this transaction's snapshot does not show: sizes are those of the present.
+-- Whether there are indexes that this transaction's snapshot does not show: sizes are always current.
 SELECT pg_indexes_size(%(relation)s::oid::regclass) <>
        coalesce((SELECT sum(pg_total_relation_size(indexrelid)) FROM pg_index WHERE indrelid = %(relation)s::oid), 0)
 
@@ -81,7 +81,7 @@ SELECT t.tgname, pg_get_triggerdef(t.oid) FROM pg_trigger t
 WHERE t.tgrelid = %(relation)s::oid AND NOT t.tgisinternal AND t.tgname <> %(own)s ORDER BY t.tgname
 
 -- name: left_behind
--- What users put on storage that is not carried over.
+-- Objects that users put on storage and that are not carried over.
 SELECT format('constraint %%I', conname) FROM pg_constraint
 WHERE conrelid = %(relation)s::oid AND contype IN ('p', 'u', 'c', 'f', 'x')
 UNION ALL
@@ -111,7 +111,7 @@ WHERE (d.refclassid = 'pg_class'::regclass AND d.refobjid = %(view)s::oid
 ORDER BY 1
 
 -- name: out_of_sight
--- Whether every snapshot there is shows what a transaction did. Of a standby the walsender tells, where it has feedback.
+-- Whether every snapshot shows what a transaction did. For a standby with feedback, the walsender tells.
 SELECT NOT EXISTS (
     SELECT FROM pg_stat_activity a
     WHERE (a.datname = current_database() OR a.datname IS NULL) AND a.pid <> pg_backend_pid()

@@ -9,8 +9,8 @@ WHERE n.nspname = 'headwater_changes' AND p.proname ~ '^capture_\d+$'
 ORDER BY p.oid
 
 -- name: stream_tables
--- The views by which users read stream tables: they are told by the trigger that refuses writes, or, where that
--- went with the catalog, by what they read.
+-- The views by which users read stream tables: they are recognised by the trigger that refuses writes or, where that
+-- was dropped with the catalog, by what they read.
 SELECT c.oid, c.oid::regclass::text
 FROM pg_class c
 WHERE c.relkind = 'v'
@@ -24,7 +24,7 @@ WHERE c.relkind = 'v'
 ORDER BY c.oid
 
 -- name: relations
--- What is in Headwater's schemas, and whether it is of Headwater's making, as far as names tell.
+-- What is in Headwater's schemas, and whether Headwater made it, as far as names tell.
 SELECT c.oid, c.oid::regclass::text, c.relkind::text,
        CASE n.nspname
            WHEN 'headwater' THEN %(any)s OR c.relname = ANY (%(known)s::name[])
@@ -40,7 +40,7 @@ WHERE n.nspname = ANY (%(schemas)s::name[]) AND c.relkind IN ('r', 'v', 'm', 'p'
 ORDER BY c.relkind <> 'v', c.oid
 
 -- name: functions
--- The functions and procedures in Headwater's schemas, without those that capture, and whether they are of its making.
+-- The functions and procedures in Headwater's schemas, without those that capture, and whether Headwater made them.
 SELECT p.oid, p.oid::regprocedure::text, CASE p.prokind WHEN 'p' THEN 'procedure' ELSE 'function' END,
        n.nspname = 'headwater' AND (%(any)s OR p.proname = ANY (%(known)s::name[]))
        OR n.nspname = 'headwater_defs' AND p.proname ~ '^refresh_\d+$'
@@ -50,11 +50,11 @@ WHERE n.nspname = ANY (%(schemas)s::name[])
 ORDER BY p.oid
 
 -- name: schemas
--- Those of Headwater's schemas that are there.
+-- Those of Headwater's schemas that exist.
 SELECT nspname FROM pg_namespace WHERE nspname = ANY (%(schemas)s::name[]) ORDER BY array_position(%(schemas)s::name[], nspname)
 
 -- name: dependents
--- What reads these relations and is none of them.
+-- Other objects that read these relations.
 SELECT DISTINCT c.oid, c.oid::regclass::text, c.relkind::text
 FROM pg_depend d
 CROSS JOIN LATERAL (

@@ -4,8 +4,8 @@ SELECT id, format('%%I.%%I', schema_name, table_name) FROM headwater.source
 WHERE change_table IS NOT NULL AND stream_table_id IS NULL ORDER BY relation
 
 -- name: tables
--- Change tables and storage that this version would have made otherwise: the size, indexes on the transaction that go,
--- whether the one that comes is missing, whether nothing identifies rows.
+-- Change tables and storage that this version would make differently: the size, indexes on the transaction to drop,
+-- whether the new one is missing, whether nothing identifies rows.
 SELECT n.nspname, c.relname, pg_relation_size(c.oid), old.indexes, new.wanted, c.relreplident = 'd'
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace

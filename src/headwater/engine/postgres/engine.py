@@ -12,16 +12,16 @@ from headwater.plan.steps import Steps, Tables, fill
 from headwater.plan.storage_plan import BagPlan, GroupPlan, IncrementalPlan, MaintenancePlan
 
 MOST_AT_ONCE = 1_000
-"""Changed rows from which on statistics between the steps of a refresh are worth their time."""
+"""Changed rows from which statistics between the steps of a refresh are worth their time."""
 
 
 class PostgresEngine:
-    """Every plan runs here, for every plan is the user's own SQL."""
+    """Runs every plan, because every plan is the user's own SQL."""
 
     name = "postgres"
 
     def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
-        """What one statement reads once, and joins with nothing: staging would only copy it."""
+        """Return the sources that one statement reads once and does not join: staging would only copy."""
         body = plan.root.input if isinstance(plan.root, Aggregate) else plan.root
         if plan.columns or not _reads_once(body):
             return frozenset()
@@ -49,9 +49,9 @@ class PostgresEngine:
 
 
 def is_one_query(plan: IncrementalPlan, pending: Mapping[int, int]) -> bool:
-    """Whether the delta of a plan is one query over what changed, with no steps between.
+    """Tell whether the delta of a plan is one query over the changes, with no steps between.
 
-    Nothing inside it has to be worked out first, and no join is begun for so few rows.
+    No inner result has to be computed first, and no join is done in steps for so few rows.
     """
     body = plan.root.input if isinstance(plan.root, Aggregate) else plan.root
     return (
@@ -66,7 +66,7 @@ def _reads_once(body: Query) -> bool:
 
 
 def _worked_out(tables: Tables, plan: IncrementalPlan, rows: Query, staged: Staged) -> Steps[Staged]:
-    """Work out what a plan's own delta reads: changes inside it, and joins where they are begun."""
+    """Compute what a plan's own delta reads: changes inside it, and joins that are done in steps."""
     joins = Joins(tables, plan)
     staged = yield from with_inner(tables, plan, staged, joins.delta_sql)
     return (yield from joins.begun(rows, staged))

@@ -1,9 +1,8 @@
-"""The changes of what is nonlinear inside a query, from the inside out, each in a table of its own.
+"""The changes of nonlinear nodes inside a query, from the inside out, each in a table of its own.
 
-A node that has a key: with K the keys that occur in the delta of what it reads, its own delta is its result
-over the rows with these keys as they are now, less that over the rows as they were. A node that looks things
-up is linear in its core; of the rows whose core did not change, only those can change that may find what
-changed in a lookup.
+For a node that has a key, let K be the keys that occur in the delta of what it reads. Its own delta is its
+result over the current rows with these keys, minus that over the old rows. A node with lookups is linear in
+its core; of the rows whose core did not change, only those can change that may find a change in a lookup.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from headwater.plan.values import (
 )
 
 INDEXED_ROWS = 200
-"""Rows of a lookup from which on looking into it by an index is worth making one."""
+"""Rows of a lookup from which making an index on it pays."""
 
 
 DeltaOf = Callable[[Query, Staged], Steps[str]]
-"""Makes the SQL of the change of what something nonlinear reads, weighted and not consolidated."""
+"""Makes the SQL of the change of what a nonlinear node reads, weighted and not consolidated."""
 
 
 FILTERED_ROWS = 1000
-"""Rows from which on those that fail a condition are left out before the next lookup."""
+"""Rows from which those that fail a condition are left out before the next lookup."""
 
 
 def with_inner(tables: Tables, plan: BagPlan | GroupPlan, staged: Staged, delta_of: DeltaOf) -> Steps[Staged]:
-    """Add to the staged changes of sources those of what is nonlinear inside the plan's query."""
+    """Add to the staged changes of sources those of the nonlinear nodes inside the plan's query."""
     if not plan.columns:
         return staged
     return (yield from _Inside(tables, plan.columns, staged, delta_of).of(plan.root))
@@ -89,14 +88,14 @@ class _Inside:
                 pass
 
     def _fill(self, node: Nonlinear, what: str, select: str) -> Steps[str | None]:
-        """The name of a table with the rows of a query, or None if there are none."""
+        """Fill a table with the rows of a query; return its name, or None if there are no rows."""
         table = f"n{self._numbers[node]}_{what}"
         rows = yield from fill(self._tables, table, select)
         self._rows[self._tables.sql(table)] = rows
         return self._tables.sql(table) if rows else None
 
     def _changed(self, node: Nonlinear, what: str, child: Query) -> Steps[str | None]:
-        """The consolidated change of what a node reads."""
+        """Return the consolidated change of what a node reads."""
         if not self._staged.changes(child):
             return None
         weighted = yield from self._delta_of(child, self._staged)
@@ -147,7 +146,7 @@ class _Inside:
     def _affected(
         self, node: Nonlinear, sides: list[tuple[Query, tuple[str, ...]]], deltas: list[str | None]
     ) -> Steps[KeyFilter | None]:
-        """The keys that occur in the deltas of what a node reads."""
+        """Return the keys that occur in the deltas of what a node reads."""
         if not sides[0][1]:
             return None
         types = {column.name: column.type for column in self._columns[sides[0][0]]}
@@ -189,7 +188,7 @@ class _Inside:
             rows = " UNION ALL ".join(f"SELECT {names} FROM {table}" for table in (core, touched) if table)
             if not rows:
                 return None
-            # Only rows whose core did not change are looked up as of before.
+            # Old states of lookups are needed only for rows whose core did not change.
             delta = changed.get(lookup.name) if touched else None
             sides = yield from self._found(node, lookup, f"({rows})", delta)
             now[lookup.name], before[lookup.name] = sides
@@ -215,9 +214,10 @@ class _Inside:
         core: str | None,
         touched: str | None,
     ) -> Steps[tuple[str | None, str | None]]:
-        """The rows that may pass the conditions that read one lookup alone, before others are looked into.
+        """Return the rows that may pass the conditions on one lookup alone, before others are searched.
 
-        A changed row must pass them as they are now; any other one now or before, or it is shown in neither.
+        A changed row must pass them now; any other row must pass them now or before, or it is shown in
+        neither state.
         """
         answered = _answered_alone(node, lookup)
         many = sum(self._rows.get(table, 0) for table in (core, touched) if table) >= FILTERED_ROWS
@@ -241,7 +241,7 @@ class _Inside:
         return core, touched
 
     def _touched(self, node: Apply, core: str | None, changed: Mapping[str, str]) -> Steps[str | None]:
-        """The rows of the core as it was that may find what changed in a lookup."""
+        """Return the rows of the old core that may find a change in a lookup."""
         columns = self._columns[node.core]
         listed = "".join(f"{CORE}.{column.sql}, " for column in columns)
         parts: list[str] = []
@@ -268,36 +268,36 @@ class _Inside:
         return (yield from self._fill(node, "touched", consolidated_sql(weighted, columns)))
 
     def _found(self, node: Apply, lookup: Lookup, core: str, delta: str | None) -> Steps[tuple[str, str]]:
-        """What rows of a core can find in a lookup, as it is now and as it was."""
+        """Return what rows of a core can find in a lookup, now and before."""
         restriction = lookup_filter(lookup, core)
         now = now_sql(lookup.node, restriction)
         if restriction is not None:
             now = yield from self._kept(node, lookup, "now", now)
         if delta is None:
             return now, now
-        # What the delta has beyond the restriction may stay: no row of the core finds it.
+        # Rows of the delta outside the restriction may stay: no row of the core finds them.
         before = old_sql(now, delta, self._columns[lookup.node])
         if not lookup.exempt:
-            # A reference to the rows outside is evaluated for each of them: not the whole lookup each time.
+            # A reference to outer rows is evaluated for each of them; do not read the whole lookup each time.
             before = yield from self._kept(node, lookup, "old", before)
         return now, before
 
     def _kept(self, node: Apply, lookup: Lookup, when: str, rows: str) -> Steps[str]:
-        """Rows of a lookup in a table of their own."""
+        """Put rows of a lookup into a table of their own."""
         table = f"n{self._numbers[node]}_{lookup.name}_{when}"
         count = yield from fill(self._tables, table, rows)
         if lookup.equals and not node.joins and count >= INDEXED_ROWS:
-            # A subquery looks into it once for each row; only a join has other ways.
+            # A subquery searches it once for each row; only a join has other ways.
             yield from index(self._tables, table, [column for column, _ in lookup.equals])
         return f"SELECT * FROM {self._tables.sql(table)}"
 
 
 def _finds(node: Apply, lookup: Lookup, delta: str) -> str:
-    """The condition that a row of the core may find something else in a lookup than before."""
+    """Return the condition that a row of the core may find something else in a lookup than before."""
     if lookup.conditions:
         conditions = " AND ".join(f"({condition})" for condition in lookup.condition_sql)
         return f"EXISTS (SELECT FROM {delta} AS {identifier(lookup.name)} WHERE {conditions})"
-    # Every row asks it the same, and most of them still get the answer they had.
+    # Every row asks the same question, and most of them still get the same answer.
     differ = [
         f"(({tree.text}) IS TRUE) <> (({_asked_before(tree, lookup).text}) IS TRUE)"
         for tree in _answered_alone(node, lookup)
@@ -306,17 +306,17 @@ def _finds(node: Apply, lookup: Lookup, delta: str) -> str:
 
 
 def _before(lookup: Lookup) -> str:
-    """The name of a lookup as it was."""
+    """Return the name of a lookup's old state."""
     return f"{lookup.name}_before"
 
 
 def _asked_before(tree: Expression, lookup: Lookup) -> Expression:
-    """An expression that reads a lookup as it was."""
+    """Return an expression that reads a lookup's old state."""
     return tree.reading({lookup.name: _before(lookup)})
 
 
 def _answered_alone(node: Apply, lookup: Lookup) -> list[Expression]:
-    """The conditions on rows of the core that read a lookup, if nothing else does and they read no other."""
+    """Return the core's conditions that read one lookup, if nothing else does and they read no other."""
     names = {other.name for other in node.lookups}
 
     def read(tree: Expression) -> set[str]:
@@ -333,7 +333,7 @@ def _answered_alone(node: Apply, lookup: Lookup) -> list[Expression]:
 
 
 def _finders(lookup: Lookup, delta: str) -> KeyFilter | None:
-    """Restricts a core to the rows whose values occur in the delta of a lookup."""
+    """Restrict a core to the rows whose values occur in the delta of a lookup."""
     if not lookup.equals or lookup.exempt:
         return None
     listed = ", ".join(

@@ -1,9 +1,9 @@
-"""Joining what changed with tables as they were, step by step.
+"""Joining changes with old states of tables, step by step.
 
-A term of a join's delta reads some inputs as they were: the rows of now less the delta. Inside one statement
-with several joins the server knows nothing of how such a union is distributed, and guesses badly. So where
-much changed, a term is joined in the steps of its join_steps, each result a table of its own with statistics,
-before the rest is joined in one go.
+A term of a join's delta reads old states of some inputs: the current rows minus the delta. Inside one
+statement with several joins the server knows nothing about the distribution of such a union, and guesses
+badly. So where much changed, a term is joined in its `join_steps`, each result in a table of its own with
+statistics, before the rest is joined in one statement.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from headwater.plan.terms import Term, Version, terms
 from headwater.plan.values import WEIGHT
 
 MANY_ROWS = 100
-"""From so many changed rows on, joining step by step is worth the statements."""
+"""Changed rows from which joining step by step is worth the statements."""
 
 
 class Joins:
-    """The joins of one delta that are begun; each once, however often it is read."""
+    """The joins of one delta that are done in steps; each once, however often it is read."""
 
     def __init__(self, tables: Tables, plan: IncrementalPlan) -> None:
         self._tables = tables
@@ -34,11 +34,11 @@ class Joins:
         self._joined: dict[int, str] = {}
 
     def delta_sql(self, node: Query, staged: Staged) -> Steps[str]:
-        """The change of a linear query as a weighted relation, not consolidated."""
+        """Return the change of a linear query as a weighted relation, not consolidated."""
         return delta_sql(node, (yield from self.begun(node, staged)))
 
     def begun(self, node: Query, staged: Staged) -> Steps[Staged]:
-        """The staged changes, with the terms of the joins in a linear query begun where that pays."""
+        """Return the staged changes, with the joins of a linear query begun in steps where that pays."""
         for block in _blocks(node):
             for term in terms(block, staged.changes, staged.size):
                 pivot = block.inputs[term.index(Version.DELTA)]
@@ -62,7 +62,7 @@ class Joins:
 
 
 def _blocks(node: Node) -> Iterator[Select]:
-    """The joins that make up a linear query, from the inside out."""
+    """Yield the joins that make up a linear query, from the inside out."""
     match node:
         case Select():
             for item in node.inputs:

@@ -1,4 +1,4 @@
-"""What the figures of reading and writing need of Spark: its own JDBC source and sink, as people use them."""
+"""Spark's own JDBC source and sink, as people use them: the baselines of the benchmarks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from headwater.engine.spark.transport.read import JDBC_DRIVER, jdbc_address, jdb
 
 
 def jdbc_usable(session: SparkSession, dsn: str) -> bool:
-    """Whether Spark's JDBC source can reach the database from here."""
+    """Tell whether Spark's JDBC source can reach the database from here."""
     return jdbc_available(session) and jdbc_address(dsn) is not None
 
 
 def jdbc_source(session: SparkSession, dsn: str, table: str, *, key: str, rows: int, tasks: int) -> DataFrame:
-    """A table by the JDBC source with its defaults; several tasks share out the values of a key from 1 on."""
+    """Return a table by the JDBC source with its defaults; tasks share the values of a key from 1 on."""
     url, properties = _address(dsn)
     if tasks == 1:
         return session.read.jdbc(url, table, properties=properties)
@@ -30,18 +30,18 @@ def jdbc_source(session: SparkSession, dsn: str, table: str, *, key: str, rows: 
 
 
 def jdbc_sink(frame: DataFrame, dsn: str, table: str) -> None:
-    """Appends a frame to a table by the JDBC sink with its defaults."""
+    """Append a frame to a table by the JDBC sink with its defaults."""
     url, properties = _address(dsn)
     frame.write.jdbc(url, table, mode="append", properties=properties)
 
 
 def drain(frame: DataFrame) -> None:
-    """Computes every row and keeps none."""
+    """Compute every row and keep none."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 def stored(session: SparkSession, rows: int, tasks: int) -> DataFrame:
-    """Rows of two numbers and four texts that wait in Spark's memory: only writing them takes time."""
+    """Return rows of two numbers and four texts, cached by Spark: only writing them takes time."""
     frame = session.range(1, rows + 1, 1, tasks).selectExpr(
         "id AS c0",
         "id % 10007 AS c1",

@@ -1,4 +1,4 @@
-"""Plans made into programs for Spark, or refused with the expression that Spark cannot compute exactly."""
+"""Compiling plans into programs for Spark; refuses expressions that Spark cannot compute exactly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from headwater.plan.values import Column as ResultColumn
 
 
 def compile_program(plan: MaintenancePlan, types_of: TypesOf) -> Program:
-    """The program of a plan. Raises Refused with the expression that Spark cannot compute exactly."""
+    """Return the program of a plan. Raise Refused with the expression that Spark cannot compute exactly."""
     match plan:
         case BagPlan():
             inner = _inner_programs(plan, types_of)
@@ -63,7 +63,7 @@ def compile_program(plan: MaintenancePlan, types_of: TypesOf) -> Program:
 
 
 def full_refusal(plan: IncrementalPlan) -> str | None:
-    """Why Spark cannot compute all rows of a plan although it computes its deltas, or None."""
+    """Return why Spark cannot compute all rows of a plan although it computes its deltas, or None."""
     if isinstance(plan, GroupPlan) and plan.algebra is None:
         types = {column.name: column.type for column in plan.rows}
         reasons = [found for call in plan.aggregate.calls if (found := obstacle(call, types))]
@@ -75,28 +75,28 @@ def full_refusal(plan: IncrementalPlan) -> str | None:
 
 
 def _blocks(query: Query) -> tuple[Select, ...]:
-    """The blocks of a query whose inputs Spark joins."""
+    """Return the blocks of a query whose inputs Spark joins."""
     return tuple(_block(branch) for branch in (query.branches if isinstance(query, UnionAll) else (query,)))
 
 
 def _block(query: Query) -> Select:
-    """A block as it is, or around what PostgreSQL computes: all that is no plain join."""
+    """Return a block, with everything that is no plain join computed by PostgreSQL."""
     if isinstance(query, Select) and not _makes_rows(query):
         return query
     return around(query)
 
 
 def _makes_rows(block: Select) -> bool:
-    """Whether a set-returning function is evaluated for the rows of a block."""
+    """Tell whether a set-returning function is evaluated for the rows of a block."""
     return block.expands or any(isinstance(item.node, Expansion) for item in block.inputs)
 
 
 def _inner_programs(plan: IncrementalPlan, types_of: TypesOf) -> dict[Query, RowsProgram]:
-    """Of what is read by something nonlinear inside a plan, the joins.
+    """Return programs for the joins that nonlinear nodes inside a plan read.
 
-    Where nothing is joined, a delta is the delta of a table or of something nonlinear further inside. It is
-    in PostgreSQL already, and is wanted there. In a plan that is computed as a whole each time, so is what is
-    looked up: an index finds it.
+    Where nothing is joined, a delta is the delta of a table or of another nonlinear node. It is in PostgreSQL
+    already, and is needed there. In a plan that is computed as a whole each time, the same holds for lookups:
+    an index finds their rows.
     """
     found: dict[Query, RowsProgram] = {}
     is_whole = isinstance(plan, BagPlan) and plan.is_whole
@@ -121,7 +121,7 @@ def _joins(query: Query) -> bool:
 
 
 def _only_passes_on(query: Query) -> bool:
-    """Whether its rows are those of something nonlinear, filtered and computed with at most."""
+    """Tell whether a query only filters and computes over the rows of a nonlinear node."""
     return all(
         len(nodes) == 1 and _first_nonlinear(nodes[0]) is not None for nodes in map(_changing, _blocks(query))
     )
@@ -138,7 +138,7 @@ def _first_nonlinear(node: Node) -> Nonlinear | None:
 
 
 def _inside(query: Query) -> str:
-    """What is nonlinear in a query, as people call it."""
+    """Return what is nonlinear in a query, in words."""
     match _first_nonlinear(query):
         case Keyed(what=what):
             return what
@@ -289,7 +289,7 @@ def _group_part(plan: GroupPlan, types_of: TypesOf) -> GroupPart:
 def _presence_maker(
     tree: Callable[[Select, str], Expression], argument: str, kind: ColumnType
 ) -> Callable[[Translator, Select], str]:
-    """Something that is NULL when the argument is."""
+    """Return an expression that is NULL when the argument is."""
 
     def make(translator: Translator, block: Select) -> str:
         expression = tree(block, argument)

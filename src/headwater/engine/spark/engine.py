@@ -1,13 +1,13 @@
 """The engine on Spark.
 
-PostgreSQL reads each input with all that concerns it alone, Spark joins and aggregates, PostgreSQL finishes
-(`program`). What is read follows the change: from the delta of a term outwards along the join's equalities,
-each further input is reduced in PostgreSQL to the rows that can match what was reached before, as long as
-that is much less than the whole. Only the rest is read by tasks, in parallel.
+PostgreSQL reads each input and evaluates what concerns it alone, Spark joins and aggregates, PostgreSQL
+finishes (`program`). The rows that are read follow the change: from the delta of a term outwards along the
+join's equalities, PostgreSQL reduces each further input to the rows that can match what was reached before,
+as long as that is much less than the whole. Only the rest is read by tasks, in parallel.
 
-Groups without an algebra, and groups whose minimum or maximum went away, are recomputed by PostgreSQL: their
-keys are known then, and only their rows are read. So it is with what is nonlinear inside a query: Spark joins
-what it reads, and PostgreSQL works out its change, restricted to the keys that occur in that.
+Groups without an algebra, and groups whose minimum or maximum was deleted, are recomputed by PostgreSQL:
+their keys are known then, and only their rows are read. Nonlinear nodes inside a query are treated alike:
+Spark joins what they read, and PostgreSQL computes their change, restricted to the keys that occur there.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from headwater.plan.values import ANY_TYPE, WEIGHT
 from headwater.plan.values import Column as KeyColumn
 
 SMALL_ROWS = 20_000
-"""Up to about so many rows, an input comes through the driver."""
+"""Up to about this many rows, an input comes through the driver."""
 UNSTAGED_ROWS = 50_000
-"""From so many change rows on, tasks take them from the change table."""
+"""From this many change rows on, tasks read them from the change table."""
 PUSHDOWN_FACTOR = 8
-"""Keys are pushed down when the table has so many times more rows than there are keys."""
+"""Keys are pushed down when the table has this many times more rows than there are keys."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SparkEngine:
     name = "spark"
 
     def __init__(self, program: Program, hidden: frozenset[int] = frozenset()) -> None:
-        """`hidden` are the sources that this transaction wrote to: tasks do not see them as they are."""
+        """Prepare; `hidden` are sources that this transaction wrote to: tasks cannot see their state."""
         self._program = program
         self._hidden = hidden
         self._sizes: dict[int, Size] = {}
@@ -82,7 +82,7 @@ class SparkEngine:
     # the contract
 
     def in_place(self, plan: IncrementalPlan, pending: Mapping[int, int]) -> frozenset[int]:
-        """Many change rows that are committed, which tasks read in parallel and consolidate themselves."""
+        """Return sources with many committed change rows, which tasks read and consolidate themselves."""
         many = {relation for relation, rows in pending.items() if rows > UNSTAGED_ROWS}
         return scanned_directly(plan.root) & many - self._hidden
 
@@ -132,7 +132,7 @@ class SparkEngine:
                 return (yield from fill(tables, "delta", bag.plan.difference_sql(storage, rows)))
 
     def load(self, table: str) -> Steps[int]:
-        """Fill new storage, which everybody sees, by tasks; returns how many rows."""
+        """Fill new storage, which everybody sees, by tasks; return how many rows."""
         part_table = "pg_temp.hw_part"
         match self._program:
             case GroupProgram() as program:
@@ -164,7 +164,7 @@ class SparkEngine:
     # inside
 
     def _with_inner(self, tables: Tables, plan: BagPlan | GroupPlan, staged: Staged) -> Steps[Staged]:
-        """The changes of what is nonlinear inside, made by PostgreSQL from what Spark joined for them."""
+        """Return the changes of nonlinear nodes inside, which PostgreSQL computes from Spark's joins."""
         inner = with_inner(tables, plan, staged, partial(self._inner_delta, tables))
         return (yield from in_phase("read", inner))
 
@@ -177,7 +177,7 @@ class SparkEngine:
         return self._inner_deltas[query]
 
     def _joined_delta(self, tables: Tables, program: RowsProgram, staged: Staged) -> Steps[str]:
-        """The SQL of a query's weighted change, of which Spark has done the joins."""
+        """Return the SQL of a query's weighted change, whose joins Spark has computed."""
         found: dict[int, str] = {}
         for number, part in enumerate(program.parts):
             rows = yield from self._delta_rows(tables, part, staged)
@@ -187,7 +187,7 @@ class SparkEngine:
         return program.finish(found, weighted=True)
 
     def _outermost(self, bag: BagProgram) -> list[Query]:
-        """The parts of a query that are joined on Spark and lie in no other such part."""
+        """Return the parts of a query that are joined on Spark and lie in no other such part."""
         found: list[Query] = []
 
         def take(query: Query) -> str | None:
@@ -207,7 +207,7 @@ class SparkEngine:
         self._inner_tables[query] = tables.sql(table)
 
     def _all_joined(self, tables: Tables, program: RowsProgram) -> Steps[str]:
-        """The SQL of all rows of a query, of which Spark has done the joins."""
+        """Return the SQL of all rows of a query, whose joins Spark has computed."""
         found: dict[int, str] = {}
         for number, part in enumerate(program.parts):
             rows = yield from self._all_rows(part)
@@ -227,7 +227,7 @@ class SparkEngine:
         return "\nUNION ALL\n".join(selects)
 
     def _delta_rows(self, tables: Tables, part: Part | BagPart, staged: Staged) -> Steps[str]:
-        """The weighted rows of every term; nothing if no block of the part has one."""
+        """Return the weighted rows of every term; nothing if no block of the part has one."""
         selects = []
         for block in part.blocks:
             for term in terms(block.block, staged.changes, staged.size):
@@ -238,7 +238,7 @@ class SparkEngine:
     def _term_frames(
         self, tables: Tables, block: BlockProgram, term: Term, staged: Staged
     ) -> Steps[dict[str, Frames]]:
-        """Reads what a term needs, from its delta outwards."""
+        """Read what a term needs, from its delta outwards."""
         versions = {leaf.alias: version for leaf, version in zip(block.leaves, term, strict=True)}
         frames: dict[str, Frames] = {}
         reached: dict[str, _Reached] = {}
@@ -266,7 +266,7 @@ class SparkEngine:
         return frames
 
     def _change(self, block: BlockProgram, leaf: Leaf, staged: Staged) -> Steps[tuple[str, int]]:
-        """The change of an input with weights, and about how many rows it has."""
+        """Return the change of an input with weights, and about how many rows it has."""
         key = (block.name, leaf.alias)
         if key not in self._changes:
             source, _ = input_sql(leaf.item, Version.DELTA, staged)
@@ -298,7 +298,7 @@ class SparkEngine:
         staged: Staged,
         reached: dict[str, _Reached],
     ) -> Steps[str | None]:
-        """The rows of an input that can match what was reached, if those are few; None to read it whole."""
+        """Return the rows of an input that can match what was reached, if few; None to read it whole."""
         best = None
         for alias, found in reached.items():
             sides = [pair for link in block.links if (pair := link.seen_from(leaf.alias, alias)) is not None]
@@ -326,7 +326,7 @@ class SparkEngine:
         return view
 
     def _whole(self, block: BlockProgram, leaf: Leaf, staged: Staged) -> Steps[str]:
-        """All rows of an input as they are now: by tasks if they are many."""
+        """Return all current rows of an input: read by tasks if they are many."""
         key = (block.name, leaf.alias)
         if key not in self._wholes:
             source, _ = input_sql(leaf.item, Version.NEW, staged)
@@ -359,7 +359,7 @@ class SparkEngine:
 
     def _is_large(self, leaf: Leaf) -> Steps[bool]:
         if any(scan.source.relation in self._hidden for scan in scans(leaf.item.node)):
-            return False  # only the refresh's own connection sees it as it is now
+            return False  # only the refresh's own connection sees its current state
         return (yield from self._rows(leaf)) > SMALL_ROWS
 
     def _rows(self, leaf: Leaf) -> Steps[float]:
@@ -376,7 +376,7 @@ class SparkEngine:
 
 
 def _next_linked(block: BlockProgram, waiting: Sequence[Leaf], reached: Mapping[str, _Reached]) -> Leaf:
-    """An input that is joined by an equality to one that was reached; else any."""
+    """Return an input that an equality joins to one that was reached; else any."""
     linked = {
         side
         for link in block.links
@@ -389,7 +389,7 @@ def _next_linked(block: BlockProgram, waiting: Sequence[Leaf], reached: Mapping[
 def _carried_inside(
     leaf: Leaf, found: _Reached, sides: Sequence[tuple[Expression, Expression]]
 ) -> KeyFilter | None:
-    """The keys that an input must match, for what it computes inside: it would else compute all of it."""
+    """Return the keys that an input must match: otherwise it would compute all of its inner results."""
     pairs = [
         (mine.column.name, theirs)
         for mine, theirs in sides
@@ -407,7 +407,7 @@ def _carried_inside(
 
 
 def _with_change(leaf: Leaf, now: _Reached, changed_rows: int, staged: Staged) -> _Reached:
-    """Rows as they were are among those of now and of the change; what they match must be reached too."""
+    """Extend rows by those of the change: old rows are among both, and what they match must be reached."""
     source, _ = input_sql(leaf.item, Version.DELTA, staged)
     change = f"SELECT {_listed(leaf)} FROM {source}{_where(leaf.predicates)}"
     both = f"(SELECT {_listed(leaf)} FROM {now.source} UNION ALL {change}) AS {identifier(leaf.alias)}"

@@ -1,16 +1,25 @@
-"""Failures inside Spark's tasks, as the driver tells them: by SQLSTATE and the server's words."""
+"""Errors that a refresh meets on Spark, and the errors that its caller sees.
+
+A failure inside a task reaches the driver as text. It is reported by its SQLSTATE and the server's message.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from py4j.protocol import Py4JError
+import psycopg
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
 
-from headwater.db.connection import CANCELLED, QUERY_CANCELED
+from headwater.db.connection import CANCELLED, QUERY_CANCELED, translated
+from headwater.db.sqlstates import leads_to_recomputing
+from headwater.engine.base import Inexact
+from headwater.engine.spark.runtime import session
 from headwater.engine.spark.transport.tasks import TaskError
 from headwater.errors import (
     ConnectionFailed,
+    EngineFailed,
     HeadwaterError,
     LockNotAvailable,
     MissingPrivilege,
@@ -19,12 +28,15 @@ from headwater.errors import (
 )
 
 _CAUSES = 20
+"""How deep a chain of causes is followed."""
+DATA_EXCEPTION = "22"
+"""Class of SQLSTATEs for a value that cannot be held or computed."""
 
 
 def task_error(error: BaseException) -> TaskError | None:
-    """What a task said went wrong, out of the error that Spark raises on the driver.
+    """Find the error that a task reported in the one that Spark raises on the driver.
 
-    Python tasks put it into their error's text; behind one of the JDBC source is the server's own.
+    Python tasks put it into their error's text; an error of the JDBC source has the server's own behind it.
     """
     for each in _chain(error):
         try:
@@ -37,7 +49,7 @@ def task_error(error: BaseException) -> TaskError | None:
 
 
 def failure(error: BaseException, what: str) -> HeadwaterError | None:
-    """The same as an error of ours, or None if no task said anything."""
+    """Return the error that a task reported as one of Headwater's, or None if no task did."""
     found = task_error(error)
     if found is None:
         return None
@@ -55,6 +67,47 @@ def failure(error: BaseException, what: str) -> HeadwaterError | None:
     return kind(f"{what}: {found.message}{code}", detail=found.detail, hint=found.hint)
 
 
+def refresh_error(error: Exception, label: str) -> HeadwaterError | Inexact:
+    """Translate an error that a refresh on Spark met into the one that its caller sees.
+
+    Inexact asks for PostgreSQL to compute instead; any other error ends the refresh.
+    """
+    task = task_error(error)
+    if task is not None and leads_to_recomputing(task):
+        return Inexact(f"a task met an error that the query itself need not meet: {task.message}")
+    state = error.getSqlState() if isinstance(error, PySparkException) else None
+    if state is not None and str(state).startswith(DATA_EXCEPTION):
+        return Inexact(f"Spark cannot hold or compute a value exactly ({_condition(error)})")
+    failed = failure(error, f"refresh of {label} on Spark")
+    if failed is not None:
+        return failed
+    if isinstance(error, HeadwaterError):
+        return error
+    if isinstance(error, psycopg.Error):
+        if leads_to_recomputing(error):
+            return Inexact(f"{error.diag.message_primary} (SQLSTATE {error.sqlstate})")
+        return translated(error, f"refresh of {label}", RefreshFailed)
+    if session.is_dead(error) or not session.runtime().running():
+        return EngineFailed(
+            f"refresh of {label}: Spark went away while it worked",
+            hint="the next refresh starts it again; its log is that of the logger headwater.spark",
+        )
+    return EngineFailed(
+        f"refresh of {label}: Spark failed ({_condition(error)})",
+        detail=_said(error),
+        hint="its log is that of the logger headwater.spark; engine postgres needs no Spark",
+    )
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise KeyboardInterrupt if an error comes from one: PySpark raises others on its way out."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        link = link.__context__
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     for _ in range(_CAUSES):
         if error is None:
@@ -64,7 +117,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _jdbc_error(error: BaseException) -> TaskError | None:
-    """Asks the Java exception behind a Python one for its SQLSTATE; there is none through Spark Connect."""
+    """Read the SQLSTATE of the Java exception behind a Python one; Spark Connect does not pass it on."""
     cause: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
     for _ in range(_CAUSES):
         if cause is None:
@@ -79,3 +132,20 @@ def _jdbc_error(error: BaseException) -> TaskError | None:
             )
         cause = cause.getCause()
     return None
+
+
+def _condition(error: BaseException) -> str:
+    """Return the name that Spark, or the operating system, has for what went wrong."""
+    if isinstance(error, PySparkException) and error.getCondition():
+        return str(error.getCondition())
+    if isinstance(error, Py4JJavaError):
+        return str(error.java_exception.getClass().getSimpleName())
+    return str(getattr(error, "strerror", None) or type(error).__name__)
+
+
+def _said(error: BaseException) -> str:
+    """Return the first lines of Spark's message, without the stack trace of the JVM."""
+    text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+    lines = [line.strip() for line in text.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("at ", "Suppressed: ", "... "))]
+    return "\n".join(kept[:5])

@@ -5,14 +5,10 @@ written by Spark's tasks over connections of their own, which share the refresh'
 commit are invisible to that snapshot, so a large delta is piped from the job's staging table into the
 refresh's transaction.
 
-While Spark works, the refresh's transaction waits and holds its snapshot. It is not to wait for nothing, nor
-for ever. A thread watches, and ends the action when
-- somebody wants it to end (`headwater cancel`), or it takes longer than spark_timeout;
-- the backend of the refresh is gone, so that nothing could be applied;
-- the connection that proves the job alive is gone, so that others may clear away its tables.
-If Spark does not even answer to that, its JVM is killed. If this whole process stands still, the server ends
-the transaction some time after spark_timeout, so whatever wakes up again cannot commit. Whichever way a
-refresh ends, what tasks still do in the database is ended with the job.
+A thread watches Spark while it works (`watch`), and ends what takes too long or cannot be applied any more.
+If this whole process stands still, the server ends the transaction some time after spark_timeout, so a
+process that wakes up again cannot commit. Whichever way a refresh ends, what tasks still do in the database
+is ended with the job.
 """
 
 from __future__ import annotations
@@ -21,20 +17,17 @@ import contextlib
 import itertools
 import json
 import logging
-import os
 import re
-import signal
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 import pyarrow as pa
 from py4j import java_gateway
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -42,31 +35,26 @@ from headwater.catalog import jobs
 from headwater.catalog.stream_tables import StreamTable
 from headwater.clock import Phases
 from headwater.config import Settings, milliseconds
-from headwater.db.connection import PINNED_SETTINGS, Connection, one, translated
+from headwater.db.connection import PINNED_SETTINGS, Connection, one
 from headwater.db.scratch import statement
-from headwater.db.sqlstates import leads_to_recomputing
 from headwater.engine.base import Inexact
-from headwater.engine.spark.failures import failure, task_error
+from headwater.engine.spark.failures import raise_interrupt, refresh_error
 from headwater.engine.spark.runtime import session, workload
 from headwater.engine.spark.sizes import pages_of, source_size
 from headwater.engine.spark.steps import Collect, PagesOf, ReadByTasks, ReadHere, SizeOf, Store
 from headwater.engine.spark.transport import read, write
 from headwater.engine.spark.transport.tasks import Note
 from headwater.engine.spark.transport.wire import BulkRead, Column
+from headwater.engine.spark.watch import SparkWatch, Watch
 from headwater.errors import (
     ConnectionFailed,
-    EngineFailed,
     HeadwaterError,
     RefreshCancelled,
     RefreshFailed,
 )
 from headwater.plan.steps import Step
 
-WATCH_SECONDS = 0.1
-SHOWN_AFTER = 0.5
-"""Seconds after which other processes see a refresh on Spark; a shorter one is over before they look."""
 PAGES_PER_TASK = 2048
-DATA_EXCEPTION = "22"
 LITERAL_ROWS = 2_000
 LITERAL_BYTES = 1 << 18
 _TYPES = {"bigint": "BIGINT", "text": "STRING"}
@@ -74,25 +62,23 @@ _ARGUMENT = re.compile(r":(rows\d+)")
 START_MS = 300_000
 """How long the refresh's transaction may wait for Spark to start, which has limits of its own."""
 LONGEST_MARGIN_MS = 60_000
-"""By how much longer than spark_timeout the server waits: a refresh that can end itself is to do so."""
-GRACE_SECONDS = 30.0
-"""After which a Spark that was told to end an action, and does not, is killed."""
+"""How much longer than spark_timeout the server waits, so that a refresh can end itself first."""
 
-# PySpark and py4j would write to standard error what is raised here, and told, anyway. The latter, when
-# its connection breaks or at Ctrl-C, does so past its own logger.
+# PySpark and py4j would also write to standard error the errors that are raised and reported here. py4j does
+# so past its own logger when its connection breaks or at Ctrl-C.
 logging.getLogger("SQLQueryContextLogger").disabled = True
 java_gateway.logging = logging.getLogger("py4j.java_gateway")
 
 
 @dataclass
 class Traffic:
-    """What went to Spark and came back."""
+    """The rows and bytes that went to Spark and came back."""
 
     rows_read: int = 0
     bytes_read: int = 0
     rows_written: int = 0
     bytes_written: int = 0
-    known: bool = True  # whether all that was read is counted: nobody does for the JDBC driver
+    known: bool = True  # whether everything that was read is counted: the JDBC driver counts nothing
 
 
 class Pipeline:
@@ -123,7 +109,7 @@ class Pipeline:
         self._literals: dict[str, str] = {}
         self._numbers = itertools.count()
         self._bulk = False
-        self._reads: list[str] = []  # names under which tasks note what they read
+        self._reads: list[str] = []  # names under which tasks record what they read
         self._seen: dict[str, jobs.Moved] = {}
         self._lineage = uuid.uuid4().hex[:12]
         self._coordinator = 0
@@ -150,7 +136,7 @@ class Pipeline:
     def _start_spark(self) -> None:
         runtime = session.runtime()
         if not runtime.running():
-            # It takes a while, so others are to see it.
+            # It takes a while, so others should see it.
             with contextlib.suppress(HeadwaterError):
                 self._open_job()
             self._wait_at_most(START_MS)
@@ -161,7 +147,7 @@ class Pipeline:
             self._name_job(self._job)
 
     def _wait_at_most(self, limit: int) -> None:
-        """A coordinator that is stopped or cut off must not hold up vacuum for ever."""
+        """Limit the wait: a coordinator that is stopped or cut off must not hold back vacuum for ever."""
         self._connection.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, true)",
             (f"{min(limit, 2**31 - 1)}ms",),
@@ -173,14 +159,14 @@ class Pipeline:
         if self._job is not None and self._job.was_cancelled and not ended:
             raise self.cancelled() from error
         if isinstance(error, Exception) and not isinstance(error, HeadwaterError | Inexact | psycopg.Error):
-            _raise_interrupt(error)
+            raise_interrupt(error)
             # Spark may fail at any moment, not only while it is watched; PySpark keeps files here, too.
             of_spark = isinstance(error, PySparkException | Py4JError | OSError)
             if of_spark or (self._session is not None and not session.runtime().running()):
-                raise self._told(error) from error
+                raise refresh_error(error, self.label) from error
 
     def close(self) -> None:
-        """Forgets the frames and ends the job; what tasks wrote and nobody adopted goes with it."""
+        """Drop the frames and end the job; what tasks wrote and nobody adopted is dropped with it."""
         with contextlib.suppress(Exception):
             if self._session is not None:
                 for view in self._views:
@@ -188,6 +174,10 @@ class Pipeline:
         self._views.clear()
         if self._job is not None:
             self._job.close()
+
+    @property
+    def label(self) -> str:
+        return self._stream_table.label
 
     @property
     def session(self) -> SparkSession:
@@ -237,10 +227,10 @@ class Pipeline:
             return self._view(self.session.createDataFrame(data)), data.num_rows
 
     def _literal(self, data: pa.Table, columns: Sequence[Column]) -> str:
-        """Few rows as an argument of the statement itself.
+        """Pass few rows as an argument of the statement itself.
 
-        Spares what a frame costs, about forty messages to the JVM; and out of a range of one partition they
-        need no exchange before a join or a group, so that a small delta is one task.
+        This saves the cost of a frame, about forty messages to the JVM. Rows out of a range of one partition
+        also need no exchange before a join or a group, so a small delta is one task.
         """
         name = f"rows{next(self._numbers)}"
         self._literals[name] = json.dumps(data.to_pylist(), ensure_ascii=False)
@@ -249,7 +239,7 @@ class Pipeline:
         return f"(SELECT inline({parsed}) FROM range(0, 1, 1, 1))"
 
     def _frame(self, query: str) -> DataFrame:
-        """A statement on Spark with the rows that are its arguments."""
+        """Return a statement on Spark with the rows that are its arguments."""
         used = {name: self._literals[name] for name in _ARGUMENT.findall(query) if name in self._literals}
         return self.session.sql(query, args=used) if used else self.session.sql(query)
 
@@ -285,7 +275,7 @@ class Pipeline:
         self.traffic.bytes_read += data.nbytes
 
     def _task_settings(self) -> dict[str, str]:
-        """Of a task's session: what makes the same expressions mean the same there."""
+        """Return settings for a task's session that make expressions mean the same there."""
         given = (self._settings.statement_timeout, self._settings.spark_timeout)
         limit = min(limit for limit in map(milliseconds, given) if limit)
         return {
@@ -325,7 +315,7 @@ class Pipeline:
             self._watched("computing"),
             workload.small_work(self.session),
         ):
-            # Not toArrow, which runs a job more.
+            # Not toArrow, which runs one more job.
             rows = self._frame(query).collect()
         schema = read.arrow_schema(columns)
         data = pa.Table.from_arrays(
@@ -338,7 +328,7 @@ class Pipeline:
         self.traffic.bytes_written += data.nbytes
 
     def _collect_by_tasks(self, table: str, target: str, query: str, columns: Sequence[Column]) -> None:
-        part = f"{table}_{next(self._numbers)}"  # what is kept has tables of the same names
+        part = f"{table}_{next(self._numbers)}"  # kept results have tables of the same names
         staging = self.job.table(part)
         listed = ", ".join(f"{column.name} {column.kind}" for column in columns)
         self.job.connection.execute(statement(f"CREATE UNLOGGED TABLE {staging} ({listed})"))
@@ -368,7 +358,7 @@ class Pipeline:
         return rows
 
     def _count_moved(self, elapsed: float) -> None:
-        """Takes account of what tasks moved since the last time, within so many milliseconds."""
+        """Count what tasks have moved since the last call, within so many milliseconds."""
         parallel = self.tasks
         for part, now in self.job.moved().items():
             before = self._seen.get(part, jobs.Moved())
@@ -379,12 +369,12 @@ class Pipeline:
             else:
                 self.traffic.rows_written += now.rows - before.rows
                 self.traffic.bytes_written += now.bytes - before.bytes
-            # Tasks ran side by side, so this is what the database took of the time that went by.
+            # Tasks ran in parallel, so this is the database's share of the elapsed time.
             taken = min((now.ms - before.ms) / min(parallel, now.tasks), elapsed)
             self.phases.move(taken, "compute", "read" if part in self._reads else "write")
 
     def read_so_far(self) -> tuple[int | None, int | None]:
-        """The rows and bytes that came to Spark, as far as tasks have told."""
+        """Return the rows and bytes that came to Spark, as far as tasks have reported."""
         rows, size = self.traffic.rows_read, self.traffic.bytes_read
         if self._reads:
             for part, now in self.job.moved().items():
@@ -395,7 +385,7 @@ class Pipeline:
         return rows or None, size or None
 
     def beside(self, phase: str, work: Callable[[Connection], None]) -> None:
-        """Work of the database for the job, over the connection beside that of the refresh."""
+        """Do work of the database for the job, over a connection beside that of the refresh."""
         connection = self.job.connection
         limit = milliseconds(self._settings.statement_timeout)
         connection.execute("SELECT set_config('statement_timeout', %s, false)", (f"{limit}ms",))
@@ -406,19 +396,19 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _watched(self, phase: str, end: Callable[[], None] | None = None) -> Iterator[None]:
-        """Shows progress, ends what is cancelled or takes too long, tells failures apart."""
-        watch = _SparkWatch(self, phase) if end is None else _Watch(self, phase, end)
+        """Show progress, end what is cancelled or takes too long, and translate failures."""
+        watch = SparkWatch(self, phase) if end is None else Watch(self, phase, end)
         try:
             with watch:
                 yield
         except Exception as error:
-            _raise_interrupt(error)
-            raise watch.verdict or self._lost() or self._told(error) from error
-        if watch.verdict is not None:  # it was over before it could be ended
+            raise_interrupt(error)
+            raise watch.verdict or self._lost() or refresh_error(error, self.label) from error
+        if watch.verdict is not None:  # it finished before it could be ended
             raise watch.verdict
 
     def _lost(self) -> HeadwaterError | None:
-        """What the refresh lost that tasks fail for: its snapshot, for one, is gone with its connection."""
+        """Return the loss that makes tasks fail: with the connection, for one, the snapshot is gone."""
         if self._job is None:
             return None
         try:
@@ -427,217 +417,23 @@ class Pipeline:
         except HeadwaterError as error:
             return error
 
-    def _told(self, error: Exception) -> HeadwaterError | Inexact:
-        label = self._stream_table.label
-        task = task_error(error)
-        if task is not None and leads_to_recomputing(task):
-            return Inexact(f"a task met an error that the query itself need not meet: {task.message}")
-        state = error.getSqlState() if isinstance(error, PySparkException) else None
-        if state is not None and str(state).startswith(DATA_EXCEPTION):
-            return Inexact(f"Spark cannot hold or compute a value exactly ({_condition(error)})")
-        told = failure(error, f"refresh of {label} on Spark")
-        if told is not None:
-            return told
-        if isinstance(error, HeadwaterError):
-            return error
-        if isinstance(error, psycopg.Error):
-            if leads_to_recomputing(error):
-                return Inexact(f"{error.diag.message_primary} (SQLSTATE {error.sqlstate})")
-            return translated(error, f"refresh of {label}", RefreshFailed)
-        if session.is_dead(error) or not session.runtime().running():
-            return EngineFailed(
-                f"refresh of {label}: Spark went away while it worked",
-                hint="the next refresh starts it again; its log is that of the logger headwater.spark",
-            )
-        return EngineFailed(
-            f"refresh of {label}: Spark failed ({_condition(error)})",
-            detail=_said(error),
-            hint="its log is that of the logger headwater.spark; engine postgres needs no Spark",
-        )
-
     def cancelled(self) -> HeadwaterError:
-        label = self._stream_table.label
-        return RefreshCancelled(f"refresh of {label} was cancelled", hint="nothing of it was applied")
+        return RefreshCancelled(f"refresh of {self.label} was cancelled", hint="nothing of it was applied")
 
     def too_long(self) -> HeadwaterError:
         return RefreshFailed(
-            f"refresh of {self._stream_table.label}: Spark took longer than spark_timeout"
-            f" ({self._settings.spark_timeout})",
+            f"refresh of {self.label}: Spark took longer than spark_timeout ({self._settings.spark_timeout})",
             hint="raise it with headwater set spark_timeout, or give Spark more cores",
         )
 
     def reason_to_end(self) -> HeadwaterError | None:
-        """Why the refresh cannot or shall not go on, as its job sees it."""
+        """Return why the refresh cannot go on or was cancelled, as its job sees it."""
         if self.job.cancelled():
             return self.cancelled()
         if self.job.forsaken:
             return ConnectionFailed(
-                f"refresh of {self._stream_table.label}: its connection to the database broke",
+                f"refresh of {self.label}: its connection to the database broke",
                 detail="the server ended it while Spark worked",
                 hint="nothing of it was applied; repeat it",
             )
         return None
-
-
-class _Watch:
-    """Watches one action from a thread of its own, and ends it when it is to end."""
-
-    def __init__(self, pipeline: Pipeline, phase: str, end: Callable[[], None]) -> None:
-        self._pipeline = pipeline
-        self._phase = phase
-        self._end = end
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="headwater-spark-watch", daemon=True)
-        self.verdict: HeadwaterError | None = None
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:  # such as Ctrl-C: what was asked for goes on without us
-            with contextlib.suppress(Exception):
-                self._end()
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        begun = time.monotonic()
-        while not self._done.wait(WATCH_SECONDS):
-            if self.verdict is None:
-                judged = self._judge(time.monotonic() - begun)
-                if judged is not None:  # else another thread may have come to one meanwhile
-                    self.verdict = judged
-            if self.verdict is not None:
-                # Again and again, for it may not have started what is to be ended.
-                with contextlib.suppress(Exception):
-                    self._end()
-
-    def _judge(self, elapsed: float) -> HeadwaterError | None:
-        pipeline = self._pipeline
-        if time.monotonic() > pipeline.deadline:
-            return pipeline.too_long()
-        if elapsed < SHOWN_AFTER:
-            return None
-        try:
-            job = pipeline.job
-        except Exception:  # it works unseen, if there are no connections to be had
-            return None
-        try:
-            job.report(self._phase, **self._figures())
-            return pipeline.reason_to_end()
-        except HeadwaterError as error:
-            return error
-
-    def _figures(self) -> dict[str, Any]:
-        return {}
-
-
-class _SparkWatch(_Watch):
-    """Watches an action of Spark."""
-
-    def __init__(self, pipeline: Pipeline, phase: str) -> None:
-        super().__init__(pipeline, phase, self._cancel)
-        self._tag = f"headwater-{uuid.uuid4().hex}"
-        self._guard: threading.Timer | None = None
-
-    def __enter__(self) -> None:
-        spark = self._pipeline.session
-        if session.is_connect(spark):
-            spark.addTag(self._tag)
-        else:
-            label = f"headwater: {self._pipeline._stream_table.label}"
-            spark.sparkContext.setJobGroup(self._tag, label, interruptOnCancel=True)
-        super().__enter__()
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        super().__exit__(kind, error, trace)
-        if self._guard is not None:
-            self._guard.cancel()
-        spark = self._pipeline.session
-        with contextlib.suppress(Exception):
-            if session.is_connect(spark):
-                spark.removeTag(self._tag)
-            else:
-                spark.sparkContext._jsc.clearJobGroup()
-
-    def _judge(self, elapsed: float) -> HeadwaterError | None:
-        if self._guard is None and elapsed >= SHOWN_AFTER:
-            # Before Spark is asked anything: it may not answer.
-            self._kill_after(self._pipeline.deadline - time.monotonic() + GRACE_SECONDS)
-        verdict = super()._judge(elapsed)
-        if verdict is not None:
-            self._kill_after(GRACE_SECONDS)
-        return verdict
-
-    def _kill_after(self, seconds: float) -> None:
-        if self._guard is not None:
-            self._guard.cancel()
-        self._guard = threading.Timer(max(0.0, seconds), self._kill)
-        self._guard.daemon = True
-        self._guard.start()
-
-    def _kill(self) -> None:
-        self.verdict = self.verdict or self._pipeline.too_long()
-        pid = session.runtime().pid
-        if pid is not None and not self._done.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def _figures(self) -> dict[str, Any]:
-        try:
-            tasks, done, stage = self._counts()
-        except Exception:  # the action itself meets what went wrong, and tells it
-            return {}
-        rows, size = self._pipeline.read_so_far()
-        return {"tasks": tasks, "tasks_done": done, "stage": stage, "rows": rows, "bytes": size}
-
-    def _counts(self) -> tuple[int | None, int | None, str | None]:
-        spark = self._pipeline.session
-        if session.is_connect(spark):
-            return None, None, None
-        tracker = spark.sparkContext.statusTracker()
-        tasks = done = 0
-        names = []
-        for number in tracker.getJobIdsForGroup(self._tag):
-            found = tracker.getJobInfo(number)
-            for stage_id in found.stageIds if found is not None else ():
-                stage = tracker.getStageInfo(stage_id)
-                if stage is not None:
-                    tasks += stage.numTasks
-                    done += stage.numCompletedTasks
-                    if stage.numActiveTasks:
-                        names.append(f"{stage.stageId}: {stage.name}")
-        return tasks or None, done, "; ".join(names) or None
-
-    def _cancel(self) -> None:
-        spark = self._pipeline.session
-        if session.is_connect(spark):
-            spark.interruptTag(self._tag)
-        else:
-            spark.sparkContext.cancelJobGroup(self._tag)
-
-
-def _raise_interrupt(error: BaseException) -> None:
-    """Raises Ctrl-C if that is what an error comes from: PySpark meets others on its way out."""
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, KeyboardInterrupt):
-            raise KeyboardInterrupt from error
-        link = link.__context__
-
-
-def _condition(error: BaseException) -> str:
-    """Spark's name for what went wrong, or that of the system."""
-    if isinstance(error, PySparkException) and error.getCondition():
-        return str(error.getCondition())
-    if isinstance(error, Py4JJavaError):
-        return str(error.java_exception.getClass().getSimpleName())
-    return str(getattr(error, "strerror", None) or type(error).__name__)
-
-
-def _said(error: BaseException) -> str:
-    """The first lines of what Spark said, without the stack of the JVM."""
-    text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
-    lines = [line.strip() for line in text.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("at ", "Suppressed: ", "... "))]
-    return "\n".join(kept[:5])

@@ -3,9 +3,9 @@
 A *part* is one Spark statement. It unites the rows of its blocks and terms, and wraps them: a bag passes them
 on, groups are aggregated to their states. The result has wire types only; `finish…` is the SQL by which
 PostgreSQL turns it into the tables that `headwater.engine.base` promises. A bag with branches has one part
-for each, for what comes back differs; groups have one part.
+for each, because their results differ; groups have one part.
 
-What is nonlinear inside a query is a table to the block that reads it. Its change is PostgreSQL's to work out
+A nonlinear node inside a query is a table to the block that reads it. PostgreSQL computes its change
 (`headwater.engine.postgres.nested_deltas`) from the change of what it reads; where that is a join, there is a
 program for it.
 """
@@ -28,12 +28,12 @@ from headwater.plan.values import WEIGHT
 W = "w"
 """The weight on Spark."""
 RAW = "r"
-"""The alias under which PostgreSQL finishes what came back."""
+"""The alias under which PostgreSQL finishes the raw result."""
 
 
 @dataclass(frozen=True)
 class Frames:
-    """The temporary views on Spark that hold an input of a term: as it is now, and its change."""
+    """The temporary views on Spark that hold an input of a term: its current rows, and its change."""
 
     now: str | None = None
     delta: str | None = None
@@ -101,14 +101,14 @@ class BagPart(Part):
 class RowsProgram:
     """The rows of a query that joins, filters and computes; a part for each branch."""
 
-    name: str  # keeps the tables of the queries of one plan apart
+    name: str  # separates the tables of the queries of one plan
     parts: tuple[BagPart, ...]
 
     def columns(self, part: BagPart, *, weighted: bool) -> tuple[Column, ...]:
         return (*part.columns, Column(W, "bigint")) if weighted else part.columns
 
     def finish(self, tables: Mapping[int, str], *, weighted: bool) -> str:
-        """The rows of the query, from the raw ones of the parts that have any."""
+        """Return the rows of the query, from the raw ones of the parts that have any."""
         rows = [self.parts[number].finish(table, weighted=weighted) for number, table in tables.items()]
         return "\nUNION ALL\n".join(rows)
 
@@ -118,8 +118,8 @@ class BagProgram:
     """A bag on Spark."""
 
     plan: BagPlan
-    rows: RowsProgram | None  # None if the top of the query is PostgreSQL's
-    inner: Mapping[Query, RowsProgram]  # what is joined for something nonlinear inside
+    rows: RowsProgram | None  # None if PostgreSQL computes the top of the query
+    inner: Mapping[Query, RowsProgram]  # joins that nonlinear nodes inside read
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,13 @@ class GroupPart(Part):
 
     keys: tuple[GroupKey, ...]
     states: tuple[GroupState, ...]
-    consolidate: bool  # an extreme looks at single rows, so rows that cancel out must be gone
+    consolidate: bool  # an extreme looks at single rows, so rows that cancel out must be removed
 
     def statement(self, rows: str, *, weighted: bool) -> str:
-        """The states of each group: of its rows, or of its delta.
+        """Return the states of each group: of its rows, or of its delta.
 
-        In two steps where scales are counted: for each group and scale, then for each group. A group's
-        counts are listed, scale by scale.
+        In two steps where scales are counted: for each group and scale, then for each group. The counts of a
+        group are listed, scale by scale.
         """
         if weighted and self.consolidate:
             every = ", ".join(name for name, _ in self.blocks[0].outputs)
@@ -156,7 +156,7 @@ class GroupPart(Part):
         return f"SELECT {', '.join(columns)} FROM ({rows}){self._grouping}"
 
     def keys_statement(self, rows: str) -> str:
-        """The distinct keys."""
+        """Return the distinct keys."""
         outputs = ", ".join(f"{key.shown} AS {key.name}" for key in self.keys) or "count(*) AS one"
         return f"SELECT {outputs} FROM ({rows}){self._grouping}"
 
@@ -181,7 +181,7 @@ class GroupKey:
 
     name: str
     grouping: str
-    value: str | None  # the column with its value, if that is another one
+    value: str | None  # the column with its value, if that is a different one
     kind: Kind
     type: ColumnType
 
@@ -192,11 +192,11 @@ class GroupKey:
 
 @dataclass(frozen=True)
 class StatePart:
-    """A column of Spark's result, by steps."""
+    """A column of Spark's result, computed in steps."""
 
     name: str
     over_rows: str
-    over_parts: str  # from what the rows of each scale gave
+    over_parts: str  # from the results for each scale
     last: str = "{}"
 
     def finished(self, sql: str) -> str:
@@ -214,7 +214,7 @@ class GroupState:
     order: str | None = None
     value: str | None = None
     condition: str | None = None
-    fixed: bool = True  # its numbers have one scale
+    fixed: bool = True  # all its numbers have one scale
     value_kind: Kind = "text"
 
     @property
@@ -236,7 +236,7 @@ class GroupState:
         return f"CASE WHEN {self.condition} THEN {self.scale} END" if self.condition else f"{self.scale}"
 
     def parts(self, *, weighted: bool) -> list[StatePart]:
-        """Spark SQL for each of `names`."""
+        """Return Spark SQL for each of `names`."""
         conditions = [self.condition] if self.condition else []
         name, weight = self.state.name, W if weighted else "1L"
         match self.state.kind:
@@ -272,7 +272,7 @@ class GroupState:
                 return found
 
     def decoded(self, reference: str) -> str:
-        """PostgreSQL's SQL for the state, from what came back."""
+        """Return PostgreSQL's SQL for the state, from the raw result."""
         match self.state.kind:
             case StateKind.ROWS | StateKind.COUNT:
                 return reference
@@ -285,7 +285,8 @@ class GroupState:
                 return f"(SELECT coalesce({total}, 0) FROM {counts} WHERE u.n <> '')"
             case _:
                 assert self.state.type is not None
-                # Of a domain the type behind it: a group without values has a NULL that it may forbid.
+                # For a domain, the type behind it: a group without values has a NULL, which the domain may
+                # forbid.
                 return encoding.decoded(reference, replace(self.state.type, sql=self.state.type.base))
 
 
@@ -299,7 +300,7 @@ class GroupProgram:
 
     plan: GroupPlan
     part: GroupPart
-    inner: Mapping[Query, RowsProgram]  # what is joined for something nonlinear inside
+    inner: Mapping[Query, RowsProgram]  # joins that nonlinear nodes inside read
 
     @property
     def parts(self) -> tuple[GroupPart, ...]:
@@ -317,7 +318,7 @@ class GroupProgram:
         return f"SELECT {self.plan.key_columns('d')} FROM ({keys}) AS d"
 
     def finish_groups(self, table: str) -> str:
-        """All stored columns of the groups."""
+        """Return all stored columns of the groups."""
         return self.plan.finished_sql(self._decoded(table, weighted=False))
 
     def _keys(self) -> str:

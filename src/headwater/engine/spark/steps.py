@@ -1,4 +1,4 @@
-"""The steps of a refresh that Spark takes: rows read into frames, results computed and brought back."""
+"""The steps of a refresh that Spark takes: reading rows into frames, computing, and returning results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from headwater.plan.steps import Steps, Tables, analyse, shape
 
 @dataclass(frozen=True)
 class Size:
-    """How large a source is, and where tasks read it."""
+    """The size of a source, and where tasks read it."""
 
     rows: float
     pages: int
     relation: str  # SQL name of the table that holds its rows
-    condition: str | None  # under which a row of that table is one of the source
+    condition: str | None  # condition under which a row of that table belongs to the source
 
 
 @dataclass(frozen=True)
@@ -82,19 +82,19 @@ def pages_of(relation: str) -> Steps[int]:
 
 
 def read_here(what: str, sql: str, columns: tuple[Column, ...]) -> Steps[tuple[str, int]]:
-    """Read rows through the driver; returns the name of the frame and how many rows it has."""
+    """Read rows through the driver; return the name of the frame and how many rows it has."""
     frame: tuple[str, int] = yield ReadHere(what, sql, columns)
     return frame
 
 
 def read_by_tasks(what: str, read: BulkRead, pages: int) -> Steps[str]:
-    """Read rows by tasks; returns the name of the frame."""
+    """Read rows by tasks; return the name of the frame."""
     frame: str = yield ReadByTasks(what, read, pages)
     return frame
 
 
 def collect(tables: Tables, table: str, sql: str, columns: tuple[Column, ...]) -> Steps[str]:
-    """Compute a temporary table on Spark; returns its SQL name."""
+    """Compute a temporary table on Spark; return its SQL name."""
     name = tables.sql(table)
     listed = ", ".join(f"NULL::{column.kind} AS {column.name}" for column in columns)
     yield from shape(tables, table, f"SELECT {listed}")
@@ -104,6 +104,6 @@ def collect(tables: Tables, table: str, sql: str, columns: tuple[Column, ...]) -
 
 
 def store(what: str, sql: str, columns: tuple[Column, ...], table: str, finish: str) -> Steps[int]:
-    """Compute rows on Spark and store them; returns how many."""
+    """Compute rows on Spark and store them; return how many."""
     rows: int = yield Store(what, sql, columns, table, finish)
     return rows

@@ -1,12 +1,12 @@
 """Expressions over several inputs as Spark SQL, where the result is provably PostgreSQL's.
 
 An expression over one input never gets here: PostgreSQL evaluates it while it reads that input. Of the rest,
-what can be told is translated: comparisons, the three-valued logic, integer and numeric arithmetic, COALESCE,
-CASE, concatenation. Everything else is `Refused` with the expression and the reason.
+these are translated: comparisons, three-valued logic, integer and numeric arithmetic, COALESCE, CASE,
+concatenation. Everything else is `Refused` with the expression and the reason.
 
 Where PostgreSQL raises an error (an integer overflow, a division by zero), Spark raises one too, in its ANSI
-mode or by the range checks made here; the work is then done again in PostgreSQL, whose word counts.
-Except beside a NULL: an operator that has one already does not look at its other operand on Spark.
+mode or by the range checks made here; the work is then repeated in PostgreSQL, whose result counts. There is
+one exception: an operator with a NULL operand does not evaluate its other operand on Spark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ INTEGER_RANGES = {
     "integer": (-(2**31), 2**31 - 1),
     "bigint": (-(2**63), 2**63 - 1),
 }
-# Fractional digits that a numeric of no declared scale may have as a factor: those of a product add up.
+# Fractional digits that a numeric without a declared scale may have as a factor: in a product they add up.
 SCALE_BUDGETS = (encoding.LARGEST_SCALE, 8, 4, 3)
 
 _COMPARISONS = frozenset({"=", "<>", "<", "<=", ">", ">="})
@@ -53,7 +53,7 @@ _EQUALITIES = frozenset({"=", "<>", _SAME})
 
 @dataclass
 class Leaf:
-    """One input of a block as PostgreSQL reads it: with all that concerns it alone."""
+    """One input of a block as PostgreSQL reads it, with the expressions over it alone."""
 
     item: Input
     predicates: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Leaf:
         return self.item.alias
 
     def column(self, encoded: Encoded) -> str:
-        """Spark's reference to an encoded expression, which becomes a column of this input."""
+        """Return Spark's reference to an encoded expression, which becomes a column of this input."""
         name = self.encodings.setdefault(encoded, f"c{len(self.encodings)}")
         return encoded.on_spark(f"{self.alias}.{name}")
 
@@ -78,13 +78,13 @@ class Leaf:
 
     @property
     def _read(self) -> dict[Encoded, str]:
-        """What is read: at least something, for rows without a column cannot travel."""
+        """The columns that are read: at least one, because rows without columns cannot travel."""
         return self.encodings or {Encoded("1::bigint", "bigint"): "one"}
 
 
 @dataclass(frozen=True)
 class Link:
-    """An equality between two inputs: what key pushdown follows."""
+    """An equality between two inputs, which key pushdown follows."""
 
     left: str
     left_side: Expression
@@ -92,7 +92,7 @@ class Link:
     right_side: Expression
 
     def seen_from(self, alias: str, other: str) -> tuple[Expression, Expression] | None:
-        """The side of one input and that of another, if it is between them."""
+        """Return the side of one input and that of another, if the equality is between them."""
         sides = {self.left: self.left_side, self.right: self.right_side}
         return (sides[alias], sides[other]) if sides.keys() == {alias, other} else None
 
@@ -104,11 +104,11 @@ class Number:
     sql: str
     integer: str | None  # smallint, integer or bigint; None for a numeric
     scale: int  # of the decimal on Spark
-    shown_scale: str  # Spark SQL for the digits that PostgreSQL would show
+    shown_scale: str  # Spark SQL for the number of digits that PostgreSQL would show
 
 
 class Translator:
-    """Translates the expressions of one block, and gathers what each input must provide."""
+    """Translates the expressions of one block, and collects what each input must provide."""
 
     def __init__(self, block: Select, types_of: TypesOf) -> None:
         self._block = block
@@ -136,7 +136,7 @@ class Translator:
     # inputs
 
     def owner(self, tree: Expression) -> Leaf | None:
-        """The one input that an expression reads (any, if it reads none), or None if it reads several."""
+        """Return the one input that an expression reads (any, if it reads none), or None for several."""
         read = [leaf for alias, leaf in self.leaves.items() if alias in tree.aliases]
         if len(read) > 1:
             return None
@@ -161,7 +161,7 @@ class Translator:
     # conditions
 
     def condition(self, tree: Expression) -> str:
-        """A condition: true, false or NULL on Spark as in PostgreSQL."""
+        """Return a condition: true, false or NULL on Spark as in PostgreSQL."""
         owner = self.owner(tree)
         if owner is not None:
             return f"({owner.column(encoding.truth(tree.text))} = 1)"
@@ -218,7 +218,7 @@ class Translator:
     # numbers
 
     def number(self, tree: Expression, factors: int = 0) -> Number:
-        """An integer or numeric expression, exact on Spark or an error there."""
+        """Return an integer or numeric expression, which is exact or an error on Spark."""
         shape = tree.shape
         if isinstance(shape, Literal) and shape.number:
             return _constant(tree, shape.text)
@@ -278,7 +278,7 @@ class Translator:
     def carried(
         self, tree: Expression, kind: ColumnType, encode: Callable[[str, ColumnType], Encoded]
     ) -> str:
-        """A value in one of the encodings. What only chooses between values keeps every encoding of them."""
+        """Return a value in one of the encodings; choosing between values keeps every encoding of them."""
         owner = self.owner(tree)
         if owner is not None:
             reference = tree.text
@@ -362,7 +362,7 @@ def _combined(tree: Expression, left: Number, operator: str, right: Number) -> N
 
 
 def _aligned(left: Number, right: Number) -> tuple[str, str]:
-    """Two numbers to be compared. Spark would round decimals of different scales to the shorter fraction."""
+    """Align two numbers to be compared: Spark would round different scales to the shorter fraction."""
     if left.integer and right.integer:
         return left.sql, right.sql
     wanted = f"DECIMAL(38,{max(left.scale, right.scale)})"
@@ -370,7 +370,7 @@ def _aligned(left: Number, right: Number) -> tuple[str, str]:
 
 
 def _chosen(kind: ColumnType, cases: Sequence[tuple[str, Number]]) -> Number:
-    """The number of the first condition that holds, or NULL."""
+    """Return the number of the first condition that holds, or NULL."""
     numbers = [number for _, number in cases]
     if not kind.integer:
         numbers = [_as_numeric(number) for number in numbers]
@@ -400,7 +400,7 @@ def _as_numeric(number: Number) -> Number:
 
 
 def _checked(number: Number) -> Number:
-    """An integer that must fit its type as it would have to in PostgreSQL; Spark itself checks bigint."""
+    """Return an integer checked to fit its type, as in PostgreSQL; Spark itself checks bigint."""
     if number.integer in (None, "bigint"):
         return number
     narrow = "SMALLINT" if number.integer == "smallint" else "INT"

@@ -1,4 +1,4 @@
-"""Aliases in queries: which are bound, which are free, and other names for them."""
+"""Aliases in queries: which are bound, which are free, and how to rename them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.plan.syntax import kind_of
 
 
 def bound_aliases(query: SelectStmt) -> set[str]:
-    """The names that FROM items have anywhere in a query."""
+    """Return the names that FROM items have anywhere in a query."""
     found = set()
     for node in syntax.walk(query):
         match kind_of(node):
@@ -25,7 +25,7 @@ def bound_aliases(query: SelectStmt) -> set[str]:
 
 
 def free_aliases(query: SelectStmt) -> set[str]:
-    """The aliases that a query refers to and does not bind; the server never gives one name to two."""
+    """Return the aliases that a query refers to and does not bind; the server never gives one name to two."""
     named = set()
     for node in syntax.find(query, "column_ref"):
         if len(node.column_ref.fields) == 2:
@@ -34,7 +34,7 @@ def free_aliases(query: SelectStmt) -> set[str]:
 
 
 def inner_name(name: str) -> str:
-    """What a name inside a subquery becomes, so that it is none of our own."""
+    """Return what a name inside a subquery becomes, so that it differs from our own."""
     return f"s_{name}"
 
 
@@ -55,9 +55,9 @@ def rename_aliases(query: SelectStmt) -> None:
 
 
 def qualified(node: Node, scope: Scope) -> Node:
-    """The expression with the alias before each column: it may come to stand inside a subquery.
+    """Return the expression with the alias before each column: it may be moved into a subquery.
 
-    What has none inside a subquery that is there already is a column that USING merges, of that subquery.
+    A column without an alias inside an existing subquery is one that USING merges, of that subquery.
     """
 
     def change(item: Node) -> Node | None:

@@ -12,12 +12,15 @@ from postgast.pg_query_pb2 import SelectStmt
 
 from headwater.plan import syntax
 from headwater.plan.build.aliases import free_aliases
+from headwater.plan.build.outer_joins import left_outer_join, unmatched
 from headwater.plan.build.relations import CommonTable, Environment
 from headwater.plan.build.rename import renamed
 from headwater.plan.build.scope import MERGED, Block, Lifted, Relation, Scope, output_names
 from headwater.plan.build.subqueries import Subqueries, lifted_to_core
+from headwater.plan.build.table_functions import function_parts
+from headwater.plan.deparse import query_text, text_of
 from headwater.plan.errors import Unsupported
-from headwater.plan.expression import ColumnRef, Expression, all_of, column, conjuncts
+from headwater.plan.expression import Expression, column, conjuncts
 from headwater.plan.operators import (
     CORE,
     Apply,
@@ -25,7 +28,6 @@ from headwater.plan.operators import (
     Expansion,
     Input,
     Joined,
-    Lookup,
     Node,
     Output,
     Query,
@@ -42,7 +44,7 @@ OUTER = {pg.JOIN_LEFT: "LEFT", pg.JOIN_RIGHT: "RIGHT", pg.JOIN_FULL: "FULL"}
 
 
 class FromItems(Subqueries):
-    """Builds the block that a FROM clause makes.
+    """Builds the block of a FROM clause.
 
     Subqueries, plain views and common table expressions that only filter, project and join are merged into
     the block that reads them; the columns they compute are substituted.
@@ -55,7 +57,7 @@ class FromItems(Subqueries):
         return block, scope
 
     def _from_item(self, item: Tree, environment: Environment, block: Block, scope: Scope) -> list[Relation]:
-        """A FROM item as part of a block; it may refer to those that the scope has already."""
+        """Add a FROM item to a block and return its relations; it may refer to those already in the scope."""
         match kind_of(item):
             case "join_expr":
                 return self._join(item.join_expr, environment, block, scope)
@@ -66,7 +68,7 @@ class FromItems(Subqueries):
             case "range_function" | "json_table" | "range_table_func":
                 return [self._function(item, None, environment, block, scope)]
             case _:
-                raise Unsupported(f"{syntax.text_of(item)} in FROM has no delta rule yet")
+                raise Unsupported(f"{text_of(item)} in FROM has no delta rule yet")
 
     # joins
 
@@ -95,7 +97,7 @@ class FromItems(Subqueries):
         return relations
 
     def _aliased_join(self, alias: pg.Alias, sides: _Sides, block: Block) -> Relation:
-        """A join under a name of its own, whose columns are those merged by USING, then the others."""
+        """Return a join under a name of its own: the columns merged by USING, then the others."""
         columns = list(sides.merged.items())
         for side in (sides.left, sides.right):
             for relation in side:
@@ -121,7 +123,7 @@ class FromItems(Subqueries):
         left = self._from_item(larg, environment, block, scope)
         right = self._from_item(rarg, environment, block, Scope(left, scope))
         block.predicates += self._on(quals, using, left, right, environment)
-        # Each column that USING names is that of the left, which equals that of the right.
+        # A column that USING names is that of the left side, which equals that of the right.
         merged = {name: Scope(left).lookup(name) for name in using}
         return _Sides(left, right, merged)
 
@@ -147,10 +149,11 @@ class FromItems(Subqueries):
         if any(item.has_query for item in conditions):
             raise Unsupported("a subquery in the condition of an outer join has no delta rule yet")
         first, second = (own, other) if side != "RIGHT" else (other, own)
-        both = self._outer(first, second, conditions)
+        both = left_outer_join(first, second, conditions, next(self._lookup_names), self._rows)
         made: Query = both.node
         if side == "FULL":
-            made = UnionAll((both.node, self._unmatched(other, own, conditions, both)))
+            name = next(self._lookup_names)
+            made = UnionAll((both.node, unmatched(other, own, conditions, both, name, self._rows)))
         alias = next(self._aliases)
         merged_sides = {name: (Scope(left).lookup(name), Scope(right).lookup(name)) for name in using}
         kept = own.relations if side == "LEFT" else other.relations if side == "RIGHT" else []
@@ -159,7 +162,7 @@ class FromItems(Subqueries):
                 name: column(both.names[id(tree)], alias) for name, tree in relation.columns.items()
             }
             if relation not in kept:
-                relation.row_type = None  # a row that was not found is NULL, and not a row of NULLs
+                relation.row_type = None  # a row that was not found is NULL, not a row of NULLs
         merged = {}
         for name, trees in merged_sides.items():
             mine, theirs = (column(both.names[id(tree)], alias) for tree in trees)
@@ -179,7 +182,7 @@ class FromItems(Subqueries):
         right: list[Relation],
         environment: Environment,
     ) -> list[Expression]:
-        """The conditions of a join."""
+        """Return the conditions of a join."""
         found = []
         if quals is not None:
             both = Scope([*left, *right])
@@ -192,58 +195,6 @@ class FromItems(Subqueries):
             sides = (Scope(left).lookup(name).node, Scope(right).lookup(name).node)
             found.append(Expression(syntax.equals(*sides)))
         return found
-
-    def _outer(self, block: Block, own: Block, conditions: list[Expression]) -> _OuterJoin:
-        """LEFT JOIN: each row of the left with what it finds on the right."""
-        core, other, name = Lifted(), Lifted(), next(self._lookup_names)
-        outputs: list[Output] = []
-        names: dict[int, str] = {}
-        for part, lifted, alias in ((block, core, CORE), (own, other, name)):
-            for item in part.relations:
-                for tree in item.columns.values():
-                    if id(tree) not in names:
-                        names[id(tree)] = f"o{len(outputs) + 1}"
-                        outputs.append(Output(names[id(tree)], column(lifted.name(tree), alias)))
-        left, right = block.aliases, own.aliases
-
-        def over(found: ColumnRef) -> Expression | None:
-            reference = column(found.name, found.alias)
-            if found.alias in left:
-                return column(core.name(reference), CORE)
-            return column(other.name(reference), name) if found.alias in right else None
-
-        over_both = [item.mapped(over) for item in conditions]
-        equals = []
-        for original in conditions:
-            pair = _sides(original, left, right)
-            if pair is not None:
-                equals.append((other.name(pair[1]), core.name(pair[0])))
-        lookup = Lookup(name, self._rows(own, [], other.outputs()), tuple(over_both), tuple(equals))
-        node = Apply(
-            self._rows(block, [], core.outputs()),
-            (lookup,),
-            (Joined(name, Expression(syntax.range_var(name)), all_of(over_both)),),
-            (),
-            tuple(outputs),
-        )
-        return _OuterJoin(node, names)
-
-    def _unmatched(self, own: Block, block: Block, conditions: list[Expression], both: _OuterJoin) -> Apply:
-        """What a FULL JOIN adds to a LEFT one: the rows of the right that no row of the left finds."""
-        mirrored = self._outer(own, block, conditions)
-        lookup = mirrored.node.lookups[0]
-        by_name = {output.name: output for output in mirrored.node.outputs}
-        outputs = tuple(
-            Output(name, by_name[mirrored.names[found]].expression) for found, name in both.names.items()
-        )
-        # A join that finds nothing gives NULLs of the right types.
-        nothing = Joined(
-            lookup.name, Expression(syntax.range_var(lookup.name)), Expression(syntax.boolean(False))
-        )
-        matching = [item.node for item in lookup.conditions]
-        found = syntax.select_from([(syntax.integer(1), "")], lookup.name, matching)
-        alone = Expression(syntax.negation(syntax.exists(found)))
-        return Apply(mirrored.node.core, (lookup,), (nothing,), (alone,), outputs)
 
     # subqueries and functions
 
@@ -263,7 +214,7 @@ class FromItems(Subqueries):
         block: Block,
         scope: Scope,
     ) -> Relation:
-        """A subquery in FROM; with LATERAL it is evaluated for each row of the block so far."""
+        """Add a subquery in FROM; with LATERAL it is evaluated for each row of the block so far."""
         with reading(item) as found:
             query = found.subquery.select_stmt
             if not found.lateral:
@@ -287,7 +238,7 @@ class FromItems(Subqueries):
     def _evaluated_for_each(
         self, query: SelectStmt, names: tuple[str, ...], scope: Scope, environment: Environment
     ) -> SelectStmt:
-        """A subquery that reads the rows before it, with its columns under these names."""
+        """Return a subquery that reads the rows before it, with its columns under these names."""
         if query.op == pg.SETOP_NONE and not query.values_lists and not query.HasField("with_clause"):
             try:
                 template = self._correlated(query, scope, environment)
@@ -295,7 +246,7 @@ class FromItems(Subqueries):
                     item.res_target.name = name
                 return template
             except Unsupported:
-                pass  # then it stays as it is written
+                pass  # it stays as it is written
         written = self._as_written(query, scope, environment)
         made = syntax.select()
         made.target_list.extend(syntax.target(syntax.column(name, WRITTEN)) for name in names)
@@ -305,8 +256,8 @@ class FromItems(Subqueries):
     def _function(
         self, item: Tree, left_join: Tree | None, environment: Environment, block: Block, scope: Scope
     ) -> Relation:
-        """A function in FROM, JSON_TABLE or XMLTABLE: for each row before it, rows made from it."""
-        visible, columns, plain = self._function_parts(item)
+        """Add a function in FROM, JSON_TABLE or XMLTABLE: it makes rows from each row before it."""
+        visible, columns, plain = function_parts(item)
         call = self._resolve(plain, scope, environment)
         if call.has_query:
             raise Unsupported("a subquery in the arguments of a function in FROM has no delta rule yet")
@@ -325,31 +276,6 @@ class FromItems(Subqueries):
         tree = Expression(syntax.of_query(listed))
         return self._joined(visible, tree, columns, list(columns), block, left=True)
 
-    @staticmethod
-    def _function_parts(item: Tree) -> tuple[str, tuple[str, ...], Tree]:
-        """The visible name of a function in FROM, its columns, and itself without its alias."""
-        kind = kind_of(item)
-        plain = syntax.copied(item)
-        inner = getattr(plain, kind)
-        inner.lateral = False
-        inner.ClearField("alias")
-        with reading(getattr(item, kind).alias) as alias:
-            visible, given = alias.aliasname, syntax.names_of(alias.colnames)
-        if kind == "range_function":
-            with reading(item.range_function) as found:
-                # These stay in the item as it is printed.
-                _ = (found.lateral, found.alias, found.functions, found.ordinality, found.is_rowsfrom)
-            if any(len(each.list.items) > 1 and kind_of(each.list.items[1]) for each in inner.functions):
-                raise Unsupported("a column definition list in FROM has no delta rule")
-        elif kind == "json_table":
-            given = (*given, *_json_columns(item.json_table.columns)[len(given) :])
-        else:
-            named = [node.range_table_func_col.colname for node in item.range_table_func.columns]
-            given = (*given, *named[len(given) :])
-        if not given:
-            raise Unsupported(f"{syntax.text_of(item)} in FROM has no delta rule yet")
-        return visible, given, plain
-
     def _joined(
         self,
         visible: str,
@@ -360,7 +286,7 @@ class FromItems(Subqueries):
         *,
         left: bool,
     ) -> Relation:
-        """The block so far with a FROM item that each of its rows has for itself."""
+        """Join to the block a FROM item that is evaluated for each of its rows."""
         core, alias, made = Lifted(), next(self._aliases), next(self._aliases)
         inputs = block.aliases
         outputs: list[Output] = []
@@ -422,10 +348,10 @@ class FromItems(Subqueries):
     def _derived(
         self, alias: pg.Alias, node: Query, block: Block, names: tuple[str, ...] = (), visible: str = ""
     ) -> Relation:
-        """A subquery in FROM: a plain block is merged into this one, anything else becomes an input."""
+        """Add a subquery in FROM: merge a plain block into this one; anything else becomes an input."""
         names = (*names, *node.output_names[len(names) :])
         if not isinstance(node, Select) or node.expands:
-            # By position, for a subquery may have two columns of one name.
+            # By position, because a subquery may have two columns of one name.
             unique = tuple(f"u{number + 1}" for number in range(len(names)))
             return self._input(alias, renamed(node, unique), block, names, unique, visible=visible)
         fresh = {inner.alias: next(self._aliases) for inner in node.inputs}
@@ -447,24 +373,24 @@ class FromItems(Subqueries):
         columns: tuple[str, ...] = (),
         visible: str = "",
     ) -> Relation:
-        """A node as an input of its own, whose columns are seen under these names."""
+        """Add a node as an input of its own, whose columns are visible under these names."""
         made = next(self._aliases)
         block.inputs.append(Input(made, node))
         return _visible(block, alias, visible, names, [column(name, made) for name in columns or names])
 
     def _values(self, query: SelectStmt) -> Select:
-        """VALUES, which never change."""
+        """Return VALUES, which never change."""
         if free_aliases(query) or syntax.find(query, "sub_link", "column_ref"):
             raise Unsupported("VALUES that read something have no delta rule")
         names = tuple(f"column{number + 1}" for number in range(len(query.values_lists[0].list.items)))
-        constant = Constant(syntax.query_text(query), names)
+        constant = Constant(query_text(query), names)
         outputs = tuple(Output(name, column(name, "v")) for name in names)
         return Select((Input("v", constant),), (), outputs)
 
 
 @dataclass(frozen=True)
 class _Sides:
-    """What the two sides of a join can be called by, and the columns that USING merges."""
+    """The relations on the two sides of a join, and the columns that USING merges."""
 
     left: list[Relation]
     right: list[Relation]
@@ -475,14 +401,8 @@ class _Sides:
         return [*self.left, *self.right]
 
 
-@dataclass(frozen=True)
-class _OuterJoin:
-    node: Apply
-    names: Mapping[int, str]  # by the identity of a column's expression, the output that shows it
-
-
 def block_relation(block: Block, alias: str, columns: Mapping[str, Expression]) -> Relation:
-    """A name for columns of a block, which follows what becomes of the block."""
+    """Name columns of a block; the name stays valid when the block becomes an input of another."""
     relation = Relation(alias, dict(columns))
     block.relations.append(relation)
     return relation
@@ -495,28 +415,10 @@ def _is_lateral(item: Tree) -> bool:
     )
 
 
-def _json_columns(columns: list[Tree]) -> list[str]:
-    """The names of the columns that a JSON_TABLE makes, those of nested ones in their places."""
-    found: list[str] = []
-    for node in columns:
-        item = node.json_table_column
-        found += _json_columns(list(item.columns)) if item.coltype == pg.JTC_NESTED else [item.name]
-    return found
-
-
-def _sides(tree: Expression, left: set[str], right: set[str]) -> tuple[Expression, Expression] | None:
-    """A condition that something on the left equals something on the right."""
-    found = tree.equality
-    for one, other in (found, found[::-1]) if found is not None else ():
-        if one.references and other.references and one.aliases <= left and other.aliases <= right:
-            return one, other
-    return None
-
-
 def _visible(
     block: Block, alias: pg.Alias, visible: str, names: tuple[str, ...], columns: list[Expression]
 ) -> Relation:
-    """The FROM item under its alias, its leading columns renamed where the alias lists names."""
+    """Return the FROM item under its alias, its leading columns renamed where the alias lists names."""
     with reading(alias) as found:
         renames = syntax.names_of(found.colnames)
         seen = [*renames, *names[len(renames) :]]

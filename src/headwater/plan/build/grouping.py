@@ -22,7 +22,7 @@ from headwater.plan.syntax import function_name, kind_of, reading
 ROWS = "i"
 """Alias by which an aggregate's calls refer to the rows they aggregate."""
 LARGEST_CUBE = 64
-"""Grouping sets of a query; each is maintained on its own."""
+"""The most grouping sets of a query; each is maintained on its own."""
 
 
 class Grouping(Subqueries):
@@ -36,12 +36,12 @@ class Grouping(Subqueries):
         outputs: list[Output],
         windows: Mapping[str, Expression],
     ) -> Query:
-        """A block with what its SELECT shows."""
+        """Return a block with what its SELECT shows."""
 
     def _grouping_sets(
         self, items: Sequence[Node], scope: Scope, environment: Environment, *, distinct: bool
     ) -> list[list[Expression]]:
-        """The sets of keys by which a query groups: the product of what its GROUP BY lists."""
+        """Return the sets of keys by which a query groups: the product of the items of its GROUP BY."""
         sets: list[list[Expression]] = [[]]
         for item in items:
             alternatives = [
@@ -67,7 +67,7 @@ class Grouping(Subqueries):
         having: Expression | None,
         windows: Mapping[str, Expression],
     ) -> Query:
-        """The groups by one set of keys; a key that only other sets have is NULL in it."""
+        """Return the groups by one set of keys; a key that only other sets have is NULL in it."""
         groups = _Groups(self, keys, every)
         over = [Output(output.name, groups.over(output.expression)) for output in outputs]
         condition = groups.over(having) if having is not None else None
@@ -109,7 +109,7 @@ class Grouping(Subqueries):
         return node
 
     def _aggregate_call(self, node: Node, number: int, columns: Lifted) -> Call:
-        """The call with its non-constant arguments lifted into columns of the aggregate's input."""
+        """Return the call with its non-constant arguments lifted into columns of the aggregate's input."""
         lifted = syntax.copied(node)
         arguments = []
         for slot in _argument_slots(lifted):
@@ -146,7 +146,7 @@ class Grouping(Subqueries):
 
 
 class _Groups:
-    """The keys and aggregate calls of one set of keys, while expressions are put on top of them."""
+    """The keys and aggregate calls of one set of keys, while expressions are built on top of them."""
 
     def __init__(self, builder: Grouping, keys: list[Expression], every: list[Expression]) -> None:
         self._builder = builder
@@ -159,12 +159,12 @@ class _Groups:
         self._absent = self._known - present
 
     def over(self, tree: Expression) -> Expression:
-        """The expression with keys and calls replaced by their names."""
+        """Return the expression with keys and calls replaced by their names."""
         return Expression(syntax.rewritten(tree.node, self._outside))
 
     def _outside(self, node: Node) -> Node | None:
         if kind_of(node) == "select_stmt":
-            # The aggregates in it are its own.
+            # The aggregates in a subquery are its own.
             return syntax.of_query(syntax.rewritten(node.select_stmt, self._anywhere))
         if self._builder._relations.is_aggregate(node) and self._key(node) is None:
             return syntax.column(self._call(node).name, GROUP)
@@ -179,13 +179,13 @@ class _Groups:
         found = column_of(node)
         if found is None or self._builder._is_inside(found.alias):
             return None
-        # PostgreSQL lets a column that depends on a grouped primary key stand alone.
+        # PostgreSQL allows a column that depends on a grouped primary key outside aggregates.
         self.key_names.append(self.columns.name(Expression(node), "k"))
         return syntax.column(self.key_names[-1], GROUP)
 
     def _key(self, node: Node) -> Node | None:
         if kind_of(node) == "a_const":
-            return None  # equal wherever it stands, and a type or a clause may have room for no column
+            return None  # equal wherever it occurs, and a type or a clause may not take a column
         mark = identity(node)
         name = self.columns.names.get(mark)
         if name in self.key_names:
@@ -193,7 +193,7 @@ class _Groups:
         return self._absent_key(node) if mark in self._absent else None
 
     def _absent_key(self, node: Node) -> Node:
-        """NULL of the type of a key. To group by it tells no rows apart; without a key there is one group."""
+        """Return NULL of the type of a key, which separates no rows; without a key there is one group."""
         null = Expression(syntax.typed_null(node))
         if self._keys:
             name = self.columns.name(null, "k")
@@ -233,7 +233,7 @@ class _Groups:
 
 
 def _clauses(node: Node) -> pg.FuncCall | pg.JsonAggConstructor:
-    """What holds FILTER and ORDER BY of an aggregate call."""
+    """Return what holds FILTER and ORDER BY of an aggregate call."""
     kind = kind_of(node)
     found: pg.FuncCall | pg.JsonAggConstructor
     found = node.func_call if kind == "func_call" else getattr(node, kind).constructor
@@ -241,7 +241,7 @@ def _clauses(node: Node) -> pg.FuncCall | pg.JsonAggConstructor:
 
 
 def _argument_slots(node: Node) -> Iterator[Node]:
-    """The places of a call's arguments, inside ORDER BY too."""
+    """Yield the places of a call's arguments, also inside ORDER BY."""
     match kind_of(node):
         case "func_call":
             arguments = list(node.func_call.args)
@@ -256,21 +256,21 @@ def _argument_slots(node: Node) -> Iterator[Node]:
 
 
 def _slots(node: Node) -> Iterator[Node]:
-    """The value expressions in an argument."""
+    """Yield the value expressions in an argument."""
     match kind_of(node):
         case "named_arg_expr":
             yield from _slots(node.named_arg_expr.arg)
-        case "row_expr":  # which no column can hold
+        case "row_expr":  # a column cannot hold it
             for item in node.row_expr.args:
                 yield from _slots(item)
-        case "type_cast" if is_row(node):  # a column of the type would be in the way of ALTER TABLE
+        case "type_cast" if is_row(node):  # a column of the type would block ALTER TABLE
             yield from _slots(node.type_cast.arg)
         case _:
             yield node
 
 
 def _alternatives(item: Node) -> list[list[Node]]:
-    """The sets of keys that one item of a GROUP BY stands for."""
+    """Return the sets of keys that one item of a GROUP BY stands for."""
     match kind_of(item):
         case "row_expr" if item.row_expr.row_format == pg.COERCE_IMPLICIT_CAST:
             return [list(item.row_expr.args)]

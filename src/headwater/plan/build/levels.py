@@ -2,7 +2,7 @@
 
 The builder reads the text of a query; the server has analysed the same query and keeps the result in
 `pg_rewrite.ev_action`. Both say of every SELECT whether it aggregates, by how many keys it groups, and so on.
-Where they differ, the plan would compute something else, so there is none.
+Where they differ, the plan would compute something else, so the query is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Levels:
-    """A level, and the levels directly below it, equal ones once.
+    """A level, and the levels directly below it; equal ones occur once.
 
     A subquery that is a key occurs in the text wherever the key is used, and in the analysis once or more
     often, depending on the version of the server.
@@ -58,12 +58,12 @@ class Levels:
 
 
 def _levels(own: Level, below: Iterable[Levels]) -> Levels:
-    """Leave out levels that do nothing: a list of VALUES in FROM may be one to the server, or none."""
+    """Leave out levels that do nothing: the server may count a list of VALUES in FROM as one, or not."""
     return Levels(own, frozenset(levels for levels in below if levels.below or levels.own != Level()))
 
 
 def disagreement(read: Levels, analysed: Levels) -> str | None:
-    """Say in what the levels that were read differ from those that the server has, or None."""
+    """Say how the levels that were read differ from those that the server has, or return None."""
     if read == analysed:
         return None
     ours, theirs = Counter(read.all()), Counter(analysed.all())
@@ -82,7 +82,7 @@ def _differ(one: Level, other: Level) -> tuple[str, ...]:
 
 
 def levels_read(query: SelectStmt, relations: Relations) -> Levels:
-    """The levels of a query, from its parse tree."""
+    """Return the levels of a query, from its parse tree."""
     inside = [
         node.select_stmt
         for part in _own_parts(query)
@@ -94,7 +94,7 @@ def levels_read(query: SelectStmt, relations: Relations) -> Levels:
 
 
 def _leaves(query: SelectStmt) -> Iterator[SelectStmt]:
-    """The queries that a set operation combines; a plain one nested in it is part of it."""
+    """Yield the queries that a set operation combines; a plain one nested in it is part of it."""
     if query.op == pg.SETOP_NONE:
         return
     for side in (query.larg, query.rarg):
@@ -106,7 +106,7 @@ def _leaves(query: SelectStmt) -> Iterator[SelectStmt]:
 
 
 def _own_parts(query: SelectStmt) -> Iterator[Node]:
-    """All that stands in a query, without the queries that a set operation combines."""
+    """Yield everything in a query except the queries that a set operation combines."""
     for field, value in query.ListFields():
         if field.name in ("larg", "rarg") or field.message_type is None:
             continue
@@ -128,7 +128,7 @@ def _level(query: SelectStmt, relations: Relations) -> Level:
     shown = [*query.target_list, *query.sort_clause, *query.group_clause, *query.distinct_clause]
     sets = any(kind_of(node) == "grouping_set" for node in query.group_clause)
     return Level(
-        # The server counts GROUPING among them.
+        # The server counts GROUPING as an aggregate.
         aggregates=any(relations.is_aggregate(node) or kind_of(node) == "grouping_func" for node in own),
         window_functions=any(is_window_call(node) for node in own),
         set_returning_functions=any(relations.returns_set(node) for node in shown),
@@ -149,7 +149,7 @@ def _level(query: SelectStmt, relations: Relations) -> Level:
 
 
 def levels_analysed(tree: str) -> Levels:
-    """The levels of a query, from the server's analysed tree of it.
+    """Return the levels of a query, from the server's analysed tree.
 
     >>> found = levels_analysed("({QUERY :hasAggs true :sortClause ({SORTGROUPCLAUSE :x 1})})")
     >>> found.own.aggregates, found.own.sort_keys, found.own.group_keys
@@ -172,7 +172,7 @@ class _Frame:
     field: str
     nodes: Counter[str]
     words: dict[str, str]
-    below: list[Levels]  # of the queries in it
+    below: list[Levels]  # levels of the queries in it
 
 
 def _analysed(tree: str) -> list[Levels]:

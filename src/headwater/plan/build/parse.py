@@ -1,7 +1,7 @@
 """From the canonical text of a query to operators.
 
-The text comes from `pg_get_viewdef`, so names are resolved, stars expanded and casts explicit; what is left
-to do is structure.
+The text comes from `pg_get_viewdef`, so names are resolved, stars expanded and casts explicit; only the
+structure is left to read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Parsed:
 
 
 def parse_query(text: str, columns: tuple[str, ...], relations: Relations) -> Parsed:
-    """The operators of a query whose output columns are named `columns`."""
+    """Return the operators of a query whose output columns are named `columns`."""
     try:
         return plan_query(parse(text), columns, relations)
     except (ParseError, Unsupported) as error:
@@ -40,7 +40,7 @@ def parse_query(text: str, columns: tuple[str, ...], relations: Relations) -> Pa
 
 
 def plan_query(query: SelectStmt, columns: tuple[str, ...], relations: Relations) -> Parsed:
-    """The operators of a query that has been parsed."""
+    """Return the operators of a query that has been parsed."""
     try:
         reasons = unsupported_constructs(query)
         views = [parse(view.text) for view in relations.views.values()]
@@ -60,20 +60,20 @@ def plan_query(query: SelectStmt, columns: tuple[str, ...], relations: Relations
                         f"{scan.source.label}.{name} is a virtual generated column, which triggers do not see"
                     )
         for expression in expressions(root):
-            _ = expression.text  # Refuse now what cannot be printed, and not when it is refreshed.
+            _ = expression.text  # Refuse now what cannot be printed, rather than at a refresh.
         return Parsed(root)
     except (ParseError, Unsupported) as error:
         return Parsed(None, (_reason(error),))
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # The trees have hundreds of kinds of nodes. One put together in a way not thought of here must
-        # not keep a query from being recomputed.
+        # The trees have hundreds of kinds of nodes. A combination that nobody thought of must not keep a
+        # query from being recomputed.
         return Parsed(
             None, (f"the SQL parser's tree of it is not understood ({type(error).__name__}: {error})",)
         )
 
 
 def has_outer_aggregate(query: SelectStmt, relations: Relations) -> bool:
-    """Tell whether an aggregate stands in a subquery and belongs to a query around it.
+    """Tell whether an aggregate inside a subquery belongs to a query around it.
 
     In `SELECT (SELECT sum(t.a)) FROM t` it reads nothing of the subquery, so it makes one group of t. In a
     subquery the server writes an alias before each column, unless a join merged it.

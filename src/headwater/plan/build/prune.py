@@ -1,4 +1,4 @@
-"""Operators reduced to the columns that somebody above them reads, down to the sources."""
+"""Operators reduced to the columns that are read above them, down to the sources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Used = set[tuple[str, str]]
 
 
 def pruned(node: Query, wanted: set[str] | None = None) -> Query:
-    """The node with only the outputs that are wanted, or all."""
+    """Return the node with only the outputs that are wanted, or all."""
     match node:
         case Select():
             outputs = _kept(node.outputs, None if node.expands else wanted)
@@ -80,7 +80,7 @@ def pruned(node: Query, wanted: set[str] | None = None) -> Query:
 
 
 def _can_lose_columns(node: Query) -> bool:
-    """Whether pruning removes exactly the outputs that are not wanted."""
+    """Tell whether pruning removes exactly the outputs that are not wanted."""
     if len(set(node.output_names)) < len(node.output_names):
         return False
     match node:
@@ -111,7 +111,7 @@ def _below(node: Node, alias: str, used: Used) -> Node:
 
 
 def _kept(outputs: tuple[Output, ...], wanted: set[str] | None) -> tuple[Output, ...]:
-    """The outputs that are wanted, and at least one."""
+    """Return the outputs that are wanted, and at least one."""
     if wanted is None:
         return outputs
     return tuple(output for output in outputs if output.name in wanted) or outputs[:1]

@@ -1,7 +1,7 @@
 """From syntax to operators.
 
-What follows FROM in a SELECT is put on top of its block, in the order in which SQL evaluates it: subqueries
-in WHERE, grouping, HAVING, window functions, DISTINCT, ORDER BY with LIMIT.
+The clauses after FROM in a SELECT are put on top of its block, in the order in which SQL evaluates them:
+subqueries in WHERE, grouping, HAVING, window functions, DISTINCT, ORDER BY with LIMIT.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Builder(FromItems, Grouping):
                 if not found.values_lists:
                     self._refuse_observed_order(query, environment)
                     return self._select(found, environment)
-                _ = found.limit_option  # which is always set
+                _ = found.limit_option  # it is always set
                 return self._values(query)
             _ = (found.larg, found.rarg, found.all)
             if found.op == pg.SETOP_UNION:
@@ -71,7 +71,7 @@ class Builder(FromItems, Grouping):
     def _union_parts(
         self, query: SelectStmt, environment: Environment, *, below_distinct: bool
     ) -> Iterator[Query]:
-        """The branches of nested UNIONs; below a UNION that removes duplicates an inner one need not."""
+        """Yield the branches of nested UNIONs; below one that removes duplicates, an inner one need not."""
         plain = query.op == pg.SETOP_UNION and not _limits(query) and not query.HasField("with_clause")
         if plain and (below_distinct or query.all):
             yield from self._union_parts(query.larg, environment, below_distinct=below_distinct)
@@ -80,7 +80,7 @@ class Builder(FromItems, Grouping):
             yield self.query(query, environment)
 
     def _compared(self, query: SelectStmt, environment: Environment) -> Keyed:
-        """INTERSECT and EXCEPT: whether a row is in the result depends on the rows that equal it."""
+        """Return INTERSECT or EXCEPT: whether a row is in the result depends on the rows that equal it."""
         what = COMPARISONS[query.op]
         sides = [self.query(side, environment) for side in (query.larg, query.rarg)]
         columns = tuple(_positions(len(sides[0].output_names)))
@@ -103,7 +103,7 @@ class Builder(FromItems, Grouping):
         )
 
     def _limited(self, query: SelectStmt, node: Query) -> Query:
-        """ORDER BY … LIMIT of a set operation."""
+        """Return ORDER BY … LIMIT of a set operation."""
         sorts = list(query.sort_clause)
         if not _limits(query):
             _ = query.limit_option
@@ -128,7 +128,7 @@ class Builder(FromItems, Grouping):
         asking = [item for item in conditions if item.has_query]
         if any(kind_of(node) == "grouping_set" for node in query.group_clause):
             asking = self._apart(block, asking)
-        scope.subqueries.clear()  # those above are answered before the rows are grouped
+        scope.subqueries.clear()  # those above are evaluated before the rows are grouped
         outputs = []
         for target in query.target_list:
             with reading(target.res_target) as item:
@@ -143,7 +143,7 @@ class Builder(FromItems, Grouping):
             wanted = [self._resolve(node, scope, environment) for node in distinct_on] + sorts
             places = [_place(item, outputs) for item in wanted]
         elif any(self._relations.returns_set(item.node) for item in sorts):
-            # It makes several rows of one, wherever it stands.
+            # It makes several rows of one, wherever it occurs.
             known = {identity(output.expression.node) for output in outputs}
             if not known.issuperset(identity(item.node) for item in sorts):
                 raise Unsupported("a set-returning function in ORDER BY alone has no delta rule")
@@ -152,7 +152,7 @@ class Builder(FromItems, Grouping):
             having = self._resolve(query.having_clause, scope, environment)
         windows = self._windows(query, scope, environment)
         expressions = [output.expression for output in outputs] + ([having] if having else [])
-        # An aggregate makes groups wherever it stands, in ORDER BY too.
+        # An aggregate makes groups wherever it occurs, also in ORDER BY.
         called = any(self._relations.aggregate_calls(item.node) for item in [*expressions, *sorts])
         groups, group_distinct = list(query.group_clause), query.group_distinct
         node: Query
@@ -169,15 +169,15 @@ class Builder(FromItems, Grouping):
             if any(self._relations.returns_set(item.node) for item in expressions):
                 raise Unsupported("a set-returning function under LIMIT or DISTINCT ON has no delta rule yet")
             if is_distinct:
-                node = distinct(node)  # what it is ordered by is among its columns
+                node = distinct(node)  # its sort keys are among its columns
             return self._ordered(query, node, visible, places, len(distinct_on))
-        _ = query.limit_option  # says nothing without a LIMIT
+        _ = query.limit_option  # without a LIMIT it means nothing
         return distinct(node) if is_distinct else node
 
     def _apart(self, block: Block, asking: list[Expression]) -> list[Expression]:
-        """Give each column of a block a name of its own; return the conditions that are still to be met.
+        """Give each column of a block a name of its own; return the conditions that are still to be checked.
 
-        Keys of grouping sets are told apart by what they are written as. In `SELECT x, y FROM (SELECT a AS x,
+        Keys of grouping sets are distinguished by how they are written. In `SELECT x, y FROM (SELECT a AS x,
         a AS y FROM t) s GROUP BY GROUPING SETS (x, y)` both would be `a`.
         """
         sides = [relation for relation in block.relations if relation.alias != MERGED]
@@ -197,7 +197,7 @@ class Builder(FromItems, Grouping):
             moved |= {identity(relation.columns[name].node): made for name, made in own.items()}
             relation.columns = own
         for relation in block.relations:
-            if relation.alias == MERGED:  # which the server writes as what it is made of, or by its name
+            if relation.alias == MERGED:  # the server writes it as what it is made of, or by its name
                 relation.columns = {
                     name: tree.mapped(lambda found: moved[identity(column(found.name, found.alias).node)])
                     for name, tree in relation.columns.items()
@@ -208,7 +208,7 @@ class Builder(FromItems, Grouping):
     def _ordered(
         self, query: SelectStmt, node: Query, visible: int, places: list[int], distinct_on: int
     ) -> Query:
-        """DISTINCT ON and LIMIT, over rows that have what they are ordered by in columns of their own."""
+        """Return DISTINCT ON and LIMIT, over rows that have their sort keys in columns of their own."""
         names = node.output_names
         columns = tuple(_positions(len(names)))
         by = [columns[place] for place in places]
@@ -236,7 +236,7 @@ class Builder(FromItems, Grouping):
         outputs: list[Output],
         windows: Mapping[str, Expression],
     ) -> Query:
-        """A block with what its SELECT shows."""
+        """Return a block with what its SELECT shows."""
         if not any(has_window(output.expression.node) for output in outputs):
             return self._rows(block, asking, outputs)
         if any(self._relations.returns_set(output.expression.node) for output in outputs):
@@ -262,12 +262,12 @@ class Builder(FromItems, Grouping):
         return renamed(keyed, tuple(output.name for output in outputs))
 
     def _windows(self, query: SelectStmt, scope: Scope, environment: Environment) -> dict[str, Expression]:
-        """The windows that a query names."""
+        """Return the windows that a query names."""
         return {node.window_def.name: self._resolve(node, scope, environment) for node in query.window_clause}
 
 
 def _over_rows(tree: Expression, lifted: Lifted) -> Node:
-    """An expression with window functions, its columns and subqueries lifted out."""
+    """Return an expression with window functions, its columns and subqueries lifted out."""
 
     def change(node: Node) -> Node | None:
         if column_of(node) is not None:
@@ -282,7 +282,7 @@ def _over_rows(tree: Expression, lifted: Lifted) -> Node:
 
 
 def _partitions(node: Node, named: Mapping[str, Expression]) -> list[dict[bytes, Node]]:
-    """What each window of an expression partitions by."""
+    """Return what each window of an expression partitions by."""
     found = []
     for item in syntax.walk(node, into_queries=False):
         if is_window_call(item):
@@ -293,7 +293,7 @@ def _partitions(node: Node, named: Mapping[str, Expression]) -> list[dict[bytes,
 
 
 def _partition(window: pg.WindowDef, named: Mapping[str, Expression]) -> dict[bytes, Node]:
-    """What a window partitions by; one that builds on another has its partition from there."""
+    """Return what a window partitions by; one that builds on another has the partition of that one."""
     base = window.refname or window.name
     if not window.partition_clause and base in named and named[base].node.window_def is not window:
         return _partition(named[base].node.window_def, named)
@@ -324,7 +324,7 @@ def _unique(trees: list[Expression]) -> list[Expression]:
 
 
 def _place(tree: Expression, outputs: list[Output]) -> int:
-    """Where among the outputs an expression is; it is added if it is none of them."""
+    """Return the position of an expression among the outputs; add it if it is not one of them."""
     marks = [identity(output.expression.node) for output in outputs]
     mark = identity(tree.node)
     if mark not in marks:
@@ -335,21 +335,21 @@ def _place(tree: Expression, outputs: list[Output]) -> int:
 
 def _sort_key(node: Node) -> Node:
     with reading(node.sort_by) as item:
-        _ = (item.sortby_dir, item.sortby_nulls, item.use_op)  # kept where the order counts
+        _ = (item.sortby_dir, item.sortby_nulls, item.use_op)  # kept where the order matters
         if kind_of(item.node) == "a_const":
             raise Unsupported("a constant in ORDER BY is not expected from the server's deparser")
         return item.node
 
 
 def _sorted_by(item: Node, by: Node) -> Node:
-    """An item of ORDER BY on another expression."""
+    """Return an item of ORDER BY with another expression."""
     made = syntax.copied(item)
     made.sort_by.node.CopyFrom(by)
     return made
 
 
 def _output_place(node: Node, names: Sequence[str]) -> int:
-    """The output by which a set operation is sorted."""
+    """Return the output by which a set operation is sorted."""
     if kind_of(node) == "a_const" and node.a_const.WhichOneof("val") == "ival":
         return node.a_const.ival.ival - 1
     found = column_of(node)

@@ -30,8 +30,8 @@ class Relations:
     sources: Mapping[Name, Source]
     views: Mapping[Name, View]
     unusable: Mapping[Name, str]  # relations without capture, with the reason
-    aggregates: frozenset[Name]  # the aggregate functions that the query calls
-    set_returning: frozenset[Name] = frozenset()  # the functions it calls that return sets
+    aggregates: frozenset[Name]  # aggregate functions that the query calls
+    set_returning: frozenset[Name] = frozenset()  # functions it calls that return sets
 
     def is_aggregate(self, node: Node) -> bool:
         """Tell whether a node calls an aggregate, and not as a window function."""
@@ -54,7 +54,7 @@ class Relations:
         )
 
     def aggregate_calls(self, node: Node) -> list[Node]:
-        """The outermost aggregate calls in an expression."""
+        """Return the outermost aggregate calls in an expression."""
         found: list[Node] = []
 
         def note(item: Node) -> Node | None:
@@ -74,7 +74,7 @@ class CommonTable:
     """A common table expression in scope."""
 
     query: SelectStmt
-    names: tuple[str, ...]  # of its columns, if given
+    names: tuple[str, ...]  # names of its columns, if given
     environment: Environment
 
 

@@ -1,4 +1,4 @@
-"""Operators under other names."""
+"""Renaming the outputs of operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUP = "g"
 
 
 def renamed(node: Query, names: tuple[str, ...]) -> Query:
-    """The node with its outputs renamed, by position."""
+    """Return the node with its outputs renamed, by position."""
 
     def outputs(old: tuple[Output, ...]) -> tuple[Output, ...]:
         return tuple(Output(name, out.expression) for name, out in zip(names, old, strict=True))
@@ -54,7 +54,7 @@ def renamed(node: Query, names: tuple[str, ...]) -> Query:
 
 
 def distinct(body: Query) -> Aggregate:
-    """Duplicate removal is a GROUP BY of every column without an aggregate.
+    """Remove duplicates: a GROUP BY of every column without an aggregate.
 
     SELECT DISTINCT a, b FROM t  ->  SELECT a, b FROM t GROUP BY a, b
     """

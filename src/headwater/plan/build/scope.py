@@ -1,4 +1,4 @@
-"""Names in a query, and expressions on their way from one place of it to another."""
+"""Names in a query, and expressions that are moved from one place of it to another."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Relation:
 
 
 MERGED = ""
-"""Alias of the columns that an outer join with USING makes of both sides; no FROM item has it."""
+"""Alias of the columns that an outer join with USING makes from both sides; no FROM item has it."""
 
 
 @dataclass(eq=False)
 class Block:
-    """A SELECT block being built: what it joins, by which conditions, and what can be named in it."""
+    """A SELECT block being built: what it joins, by which conditions, and which names are visible in it."""
 
     inputs: list[Input] = field(default_factory=list)
     predicates: list[Expression] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Block:
         self.relations += other.relations
 
     def replace_by(self, item: Input) -> None:
-        """Let one input stand for all that the block has joined so far."""
+        """Replace everything that the block has joined so far by one input."""
         self.inputs, self.predicates = [item], []
 
 
@@ -65,7 +65,7 @@ class Scope:
     def __init__(self, relations: Iterable[Relation] = (), outer: Scope | None = None) -> None:
         self.relations = list(relations)
         self.outer = outer
-        self.subqueries: dict[bytes, Node] = {}  # what became of them, by how they are written
+        self.subqueries: dict[bytes, Node] = {}  # what they became, by how they are written
 
     def lookup(self, name: str, alias: str = "") -> Expression:
         found = self._find(name, alias)
@@ -76,11 +76,11 @@ class Scope:
         raise Unsupported(f"the column {name} cannot be told from the query's text")
 
     def fields(self, alias: str) -> list[Expression]:
-        """The columns of a FROM item."""
+        """Return the columns of a FROM item."""
         return list(self._relation(alias).columns.values())
 
     def whole_row(self, alias: str) -> Node:
-        """The rows of a FROM item as values: ROW (…) in the type of what they are from."""
+        """Return the rows of a FROM item as values: ROW (…), cast to the type of their relation."""
         item = self._relation(alias)
         if item.row_type is None:
             raise Unsupported(f"the whole row {alias}.* used as a value has no delta rule here")
@@ -102,12 +102,12 @@ class Scope:
         return self.outer._find(name, alias) if self.outer is not None else None
 
     def owns(self, name: str, alias: str) -> bool:
-        """Whether a column is one of this scope's own."""
+        """Tell whether a column belongs to this scope itself."""
         return Scope(self.relations)._find(name, alias) is not None
 
 
 def every(scope: Scope | None) -> list[Relation]:
-    """The relations of a scope and of those outside of it."""
+    """Return the relations of a scope and of those outside it."""
     return [*scope.relations, *every(scope.outer)] if scope is not None else []
 
 
@@ -131,12 +131,12 @@ class Lifted:
 
 
 def identity(node: Node) -> bytes:
-    """A value that two nodes share if they are the same expression."""
+    """Return a value that two nodes share if they are the same expression."""
     return node.SerializeToString(deterministic=True)
 
 
 class LiftedColumns(Mapping[str, Expression]):
-    """The columns of a relation, lifted when they are asked for, under the alias of where they will be."""
+    """The columns of a relation, lifted on demand, under the alias of the place where they will be."""
 
     def __init__(self, columns: Mapping[str, Expression], lifted: Lifted, alias: str) -> None:
         self._columns, self._lifted, self._alias = columns, lifted, alias
@@ -151,11 +151,11 @@ class LiftedColumns(Mapping[str, Expression]):
         return len(self._columns)
 
 
-# What is asked of parts of the tree
+# Questions about parts of the tree
 
 
 def queries_in(node: Node) -> list[Node]:
-    """The outermost queries inside an expression."""
+    """Return the outermost queries inside an expression."""
     return [item for item in syntax.walk(node, into_queries=False) if kind_of(item) == "select_stmt"]
 
 
@@ -177,7 +177,7 @@ def has_window(node: Node) -> bool:
 
 
 def is_row(node: Node) -> bool:
-    """Tell whether an expression puts a row together, or gives one the type of a table."""
+    """Tell whether an expression constructs a row, or casts one to the type of a table."""
     return kind_of(node) == "row_expr" or (kind_of(node) == "type_cast" and is_row(node.type_cast.arg))
 
 
@@ -192,7 +192,7 @@ def starred(node: Node) -> str | None:
 
 
 def output_name(item: pg.ResTarget) -> str:
-    """Return the name of an output as the server gives it: it writes AS wherever the name is another."""
+    """Return the name of an output as the server gives it: it writes AS wherever the name differs."""
     if item.name:
         return item.name
     if kind_of(item.val) == "column_ref" and kind_of(item.val.column_ref.fields[-1]) == "string":
@@ -201,7 +201,7 @@ def output_name(item: pg.ResTarget) -> str:
 
 
 def output_names(query: SelectStmt) -> tuple[str, ...]:
-    """The names of a query's columns, which a set operation has from its first branch; none for VALUES."""
+    """Return the names of a query's columns, of a set operation's first branch; none for VALUES."""
     while query.op != pg.SETOP_NONE:
         query = query.larg
     return tuple(output_name(item.res_target) for item in query.target_list)

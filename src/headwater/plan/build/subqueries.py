@@ -27,6 +27,7 @@ from headwater.plan.build.scope import (
     identity,
     starred,
 )
+from headwater.plan.deparse import text_of
 from headwater.plan.errors import Unsupported
 from headwater.plan.expression import ColumnRef, Expression, column, column_of, conjuncts, integer
 from headwater.plan.operators import (
@@ -58,15 +59,15 @@ class Subqueries(ABC):
 
     @abstractmethod
     def query(self, query: SelectStmt, outer: Environment) -> Query:
-        """The operators of a query."""
+        """Return the operators of a query."""
 
     @abstractmethod
     def _range_var(self, item: pg.RangeVar, environment: Environment, block: Block) -> Relation:
-        """A relation in FROM, as an input of a block."""
+        """Add a relation in FROM as an input of a block."""
 
     @abstractmethod
     def _from(self, items: list[Node], environment: Environment) -> tuple[Block, Scope]:
-        """The block that a FROM clause makes, and the names in it."""
+        """Return the block that a FROM clause makes, and the names in it."""
 
     def _with_ctes(self, clause: pg.WithClause, outer: Environment) -> Environment:
         environment = dict(outer)
@@ -75,7 +76,7 @@ class Subqueries(ABC):
                 raise Unsupported("WITH RECURSIVE has no delta rule")
             for node in found.ctes:
                 with reading(node.common_table_expr) as cte:
-                    _ = cte.ctematerialized  # decides on speed alone
+                    _ = cte.ctematerialized  # affects only the speed
                     query = cte.ctequery.select_stmt
                     names = syntax.names_of(cte.aliascolnames)
                     environment[cte.ctename] = CommonTable(query, names, dict(environment))
@@ -84,7 +85,7 @@ class Subqueries(ABC):
     # rows of a block
 
     def _rows(self, block: Block, asking: list[Expression], outputs: list[Output]) -> Query:
-        """The rows of a block; with subqueries in expressions, each row looks its answers up."""
+        """Return the rows of a block; if expressions have subqueries, each row looks up their results."""
         asking = [*asking, *(tree for tree in block.predicates if tree.has_query)]
         block = Block(block.inputs, [tree for tree in block.predicates if not tree.has_query])
         trees = [*asking, *(output.expression for output in outputs)]
@@ -102,7 +103,7 @@ class Subqueries(ABC):
         return Apply(block.select(lifted.outputs()), lookups, (), tuple(predicates), tuple(shown))
 
     def _expanding(self, block: Block, asking: list[Expression], outputs: list[Output]) -> Query:
-        """Set-returning functions in the select list, over rows that look their answers up first."""
+        """Return set-returning functions in the select list, over rows with their lookups done."""
         below, alias = Lifted("e"), next(self._aliases)
         shown = []
         for output in outputs:
@@ -118,7 +119,7 @@ class Subqueries(ABC):
         return Select((Input(alias, rows),), (), tuple(shown), expands=True)
 
     def _used(self, trees: list[Expression]) -> list[str]:
-        """The lookups that expressions read."""
+        """Return the lookups that expressions read."""
         names = (
             node.range_var.relname
             for tree in trees
@@ -128,7 +129,7 @@ class Subqueries(ABC):
         return list(dict.fromkeys(names))
 
     def _lookup(self, name: str, core: set[str], over_core: Callable[[Expression], Expression]) -> Lookup:
-        """A lookup as seen from a core: conditions that it cannot check are left out."""
+        """Return a lookup as seen from a core: conditions that it cannot check are left out."""
         lookup = self._lookups[name]
         conditions, equals = [], []
         for item in lookup.conditions:
@@ -145,15 +146,17 @@ class Subqueries(ABC):
     # expressions
 
     def _resolve(self, node: Node, scope: Scope, environment: Environment) -> Expression:
-        """The expression with each column replaced by what it stands for in the block's inputs, and each
-        subquery by one over a lookup."""
+        """Return the expression over the block's inputs.
+
+        Each column is replaced by what it stands for there, and each subquery by one over a lookup.
+        """
 
         def change(item: Node) -> Node | None:
             match kind_of(item):
                 case "column_ref":
                     return _resolved_column(item, scope)
                 case "null_test" if (alias := starred(item.null_test.arg)) is not None:
-                    # True of a row that has only NULLs in it as of none, so it needs no type.
+                    # True of a row that has only NULLs in it as well as of no row, so it needs no type.
                     test = syntax.copied(item)
                     test.null_test.arg.CopyFrom(syntax.row(found.node for found in scope.fields(alias)))
                     return test
@@ -167,9 +170,9 @@ class Subqueries(ABC):
         return Expression(syntax.rewritten(node, change))
 
     def _sub_link(self, link: pg.SubLink, scope: Scope, environment: Environment) -> Node:
-        """A subquery in an expression, with what it is compared with.
+        """Return a subquery in an expression, with what it is compared with.
 
-        One that is written several times becomes the same each time: it may be a key of the query.
+        If it is written several times it becomes the same each time: it may be a key of the query.
         """
         mark = identity(Node(sub_link=link))
         if mark in scope.subqueries:
@@ -188,7 +191,7 @@ class Subqueries(ABC):
     def _subquery(
         self, query: SelectStmt, kind: pg.SubLinkType, scope: Scope, environment: Environment
     ) -> SelectStmt:
-        """A subquery in an expression, over a lookup instead of what it reads."""
+        """Return a subquery in an expression, over a lookup instead of what it reads."""
         is_plain = query.op == pg.SETOP_NONE and not query.values_lists
         sorts_array = kind == pg.ARRAY_SUBLINK and bool(query.sort_clause)
         if free_aliases(query) & _visible(scope) or sorts_array:
@@ -209,7 +212,7 @@ class Subqueries(ABC):
     def _correlated(
         self, query: SelectStmt, scope: Scope, environment: Environment, *, exists: bool = False
     ) -> SelectStmt:
-        """A subquery that refers to the rows outside: what it reads becomes a lookup, the rest stays."""
+        """Return a subquery that refers outside: what it reads becomes a lookup, the rest stays."""
         template = syntax.copied(query)
         with reading(query) as found:
             if found.op != pg.SETOP_NONE:
@@ -245,7 +248,7 @@ class Subqueries(ABC):
             if conditions:
                 template.where_clause.CopyFrom(syntax.all_of([item.node for item in conditions]))
             if exists and all(_is_plain(item.res_target.val) for item in found.target_list):
-                # That there is a row is all that is asked.
+                # Only the existence of a row matters.
                 template.ClearField("target_list")
                 template.target_list.append(syntax.target(syntax.integer(1)))
             for clause in (
@@ -267,7 +270,7 @@ class Subqueries(ABC):
                 _refuse_position(node)
             for node in template.sort_clause:
                 _refuse_position(node.sort_by.node)
-            # These stand in the template as they are.
+            # These stay in the template as they are.
             _ = (found.target_list, found.group_clause, found.group_distinct, found.sort_clause)
             _ = (found.distinct_clause, found.window_clause, found.having_clause)
             _ = (found.limit_count, found.limit_offset, found.limit_option)
@@ -276,8 +279,9 @@ class Subqueries(ABC):
         return template
 
     def _as_written(self, query: SelectStmt, scope: Scope, environment: Environment) -> SelectStmt:
-        """A subquery that refers to the rows outside wherever it likes: it stays as it is, and each relation
-        that it reads becomes a lookup without conditions, so that a change of one affects every row.
+        """Return a subquery that may refer to the rows outside anywhere; it stays as it is written.
+
+        Each relation that it reads becomes a lookup without conditions, so a change of one affects every row.
 
         SELECT … FROM t AS x …  ->  SELECT … FROM (SELECT q1.a FROM q1) AS s_x …
         """
@@ -324,7 +328,7 @@ class Subqueries(ABC):
                 return star
             found = column_of(node)
             if found is None:
-                raise Unsupported(f"{syntax.text_of(node)} has no delta rule here")
+                raise Unsupported(f"{text_of(node)} has no delta rule here")
             if found.alias in own:
                 return syntax.column(found.name, inner_name(found.alias))
             return scope.lookup(found.name, found.alias).node if found.alias else node
@@ -335,7 +339,7 @@ class Subqueries(ABC):
         return made
 
     def _inner_table(self, item: pg.RangeVar, used: set[str] | None, environment: Environment) -> Node:
-        """A relation inside a subquery that stays as it is written, from a lookup."""
+        """Return a relation inside a subquery that stays as it is written, from a lookup."""
         plain = syntax.copied(item)
         plain.ClearField("alias")
         block = Block()
@@ -350,15 +354,15 @@ class Subqueries(ABC):
         return syntax.subselect(listed, visible, syntax.names_of(item.alias.colnames))
 
     def _is_inside(self, alias: str) -> bool:
-        """Whether an alias belongs to a subquery, and not to the rows around it."""
+        """Tell whether an alias belongs to a subquery, and not to the rows around it."""
         return alias in self._lookups or alias in self._inside
 
     # order
 
     def _refuse_observed_order(self, query: SelectStmt, environment: Environment) -> None:
-        """Refuse a query that sees the order of rows which a subquery in FROM sorted.
+        """Refuse a query that depends on the order of rows which a subquery in FROM sorted.
 
-        `SELECT array_agg(x) FROM (SELECT x FROM t ORDER BY y) s` is such a one: deltas keep no order.
+        An example is `SELECT array_agg(x) FROM (SELECT x FROM t ORDER BY y) s`: deltas keep no order.
         """
         if not any(self._is_sorted_item(item, environment) for item in query.from_clause):
             return
@@ -377,7 +381,7 @@ class Subqueries(ABC):
             )
 
     def _is_sorted(self, query: SelectStmt, environment: Environment) -> bool:
-        """Whether the rows of a query come in an order that somebody asked for."""
+        """Tell whether the rows of a query come in an order that it asks for."""
         if query.sort_clause:
             return True
         if query.HasField("with_clause"):
@@ -405,7 +409,7 @@ class Subqueries(ABC):
 
 
 def lifted_to_core(tree: Expression, core: set[str], lifted: Lifted) -> Expression:
-    """An expression over the columns of a core, which get what it needs of the inputs with these aliases."""
+    """Return an expression over the columns of a core, lifting what it needs of these inputs."""
     if not tree.has_query and tree.aliases <= core and tree.references:
         return column(lifted.name(tree), CORE)
     return tree.mapped(
@@ -421,12 +425,12 @@ def _resolved_column(node: Node, scope: Scope) -> Node:
         return scope.whole_row(alias)
     found = column_of(node)
     if found is None:
-        raise Unsupported(f"{syntax.text_of(node)} has no delta rule here")
+        raise Unsupported(f"{text_of(node)} has no delta rule here")
     return scope.lookup(found.name, found.alias).node
 
 
 def conditions_of(query: SelectStmt, scope: Scope) -> list[Node]:
-    """The conditions of WHERE, taken apart at AND."""
+    """Return the conditions of WHERE, taken apart at AND."""
     if not query.HasField("where_clause"):
         return []
     return [as_exists(qualified(item.node, scope)) for item in conjuncts([Expression(query.where_clause)])]
@@ -458,7 +462,7 @@ def _sees_order(call: Node) -> bool:
 
 
 def _equality(tree: Expression, alias: str) -> tuple[str, Expression] | None:
-    """A condition that a column under an alias equals something without it."""
+    """Return the column and the other side of a condition that equates a column under an alias."""
     sides = tree.equality
     for one, other in (sides, sides[::-1]) if sides is not None else ():
         own = one.column
@@ -468,7 +472,7 @@ def _equality(tree: Expression, alias: str) -> tuple[str, Expression] | None:
 
 
 def as_exists(condition: Node) -> Node:
-    """`x IN (SELECT y …)` as a condition of its own is true exactly if such a row exists.
+    """Return `x IN (SELECT y …)` as EXISTS: as a condition it is true exactly if such a row exists.
 
     x IN (SELECT y FROM t)  ->  EXISTS (SELECT 1 FROM (SELECT y FROM t) AS hw_in (c1) WHERE c1 = x)
     """

@@ -1,7 +1,7 @@
 """Constructs that have no delta rule, as data: the node, and the reason that a user reads.
 
 The builder refuses whatever it does not know; this list exists so that `explain` can name every reason at
-once instead of the first one met.
+once instead of the first one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNSUPPORTED = {
 
 
 def unsupported_constructs(query: pg.SelectStmt) -> list[str]:
-    """Every reason found in a query, each once."""
+    """Return every reason found in a query, each once."""
     found: dict[str, None] = {}
     for message in _messages(query):
         if isinstance(message, pg.SelectStmt) and message.with_clause.recursive:
@@ -31,7 +31,7 @@ def unsupported_constructs(query: pg.SelectStmt) -> list[str]:
 
 
 def _messages(query: pg.SelectStmt) -> list[Message]:
-    """Every query and every node in a query."""
+    """Yield every query and every node in a query."""
     found: list[Message] = [query]
     for node in syntax.walk(query):
         found.append(node)

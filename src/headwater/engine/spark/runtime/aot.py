@@ -1,7 +1,7 @@
 """The training run for Java's cache of classes: once per machine, in a process of its own with low priority.
 
-It is started after the first Spark without a cache, and may outlive the process that started it: a command
-that ends after a few seconds would never get a cache otherwise. It waits until that Spark has had its time,
+It is started after the first Spark without a cache, and may outlive the process that started it: otherwise a
+command that ends after a few seconds would never get a cache. It waits until that Spark has had its time,
 ends by itself within minutes, and only one runs at a time. The cache is renamed into place when it is
 complete. A run that fails leaves a mark that prevents another for a day.
 """
@@ -27,13 +27,13 @@ _UNUSED_SECONDS = 30 * 24 * 3600
 
 
 def train_in_background(cache: Path) -> None:
-    """Starts a training run unless one failed lately; whether one runs already, it finds out itself."""
+    """Start a training run unless one failed lately; the run itself checks whether another is running."""
     with contextlib.suppress(OSError):
         if time.time() - _mark(cache).stat().st_mtime < _RETRY_SECONDS:
             return
     _log.info("preparing faster starts of Spark in the background, once")
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        # The shell leaves at once, so that nobody has to wait for what it started.
+        # The shell exits at once, so that nobody has to wait for what it started.
         subprocess.run(
             [
                 "sh",
@@ -57,7 +57,7 @@ def train_in_background(cache: Path) -> None:
 
 
 def train(cache: Path, delay: float = 0) -> bool:
-    """Makes the cache unless it is there or another process makes it; whether it is there then."""
+    """Make the cache unless it exists or another process is making it; return whether it exists then."""
     cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _alone(cache.parent / "lock") as alone:
         if not alone:
@@ -74,7 +74,7 @@ def train(cache: Path, delay: float = 0) -> bool:
             _mark(cache).touch()
             return False
         finally:
-            # Java keeps what it recorded beside the cache until it has made that.
+            # Java keeps its recording beside the cache until it has made the cache.
             for left in cache.parent.glob(f"{unfinished.name}*"):
                 left.unlink(missing_ok=True)
         _mark(cache).unlink(missing_ok=True)
@@ -96,13 +96,13 @@ def _run_and_record(target: Path) -> None:
     try:
         exercise(jvm.session())
     finally:
-        # The cache is written while Java ends.
+        # Java writes the cache while it shuts down.
         jvm.stop(_LIMIT_SECONDS)
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Whether no other process is in here."""
+    """Tell whether no other process is in here."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

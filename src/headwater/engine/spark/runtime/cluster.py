@@ -1,4 +1,4 @@
-"""What executors on other machines need, and a clear word when it is missing.
+"""What executors on other machines need, and a clear error when it is missing.
 
 Code of ours travels with the tasks that run it, so executors need not have Headwater. They need the minor
 version of Python that runs here, pyarrow and the ADBC driver, and a route to PostgreSQL.
@@ -30,7 +30,7 @@ _WAIT_SECONDS = 120.0
 
 
 def check_executors(session: SparkSession, seconds: float = _WAIT_SECONDS) -> None:
-    """Runs a tiny job and raises EngineUnavailable, naming what executors lack and how to get it there."""
+    """Run a tiny job; raise EngineUnavailable with what executors lack and how to install it."""
     tag = f"headwater-check-{uuid4().hex}"
     remote = is_connect(session)
     expired = threading.Event()
@@ -69,14 +69,14 @@ def check_executors(session: SparkSession, seconds: float = _WAIT_SECONDS) -> No
 
 
 def _probed(session: SparkSession) -> list[tuple[str, str, str]]:
-    """Host, Python and missing modules, from as many tasks as the cluster runs at once."""
+    """Return host, Python and missing modules, from as many tasks as the cluster runs at once."""
     context, probe = session.sparkContext, _probe(MODULES)
     tasks = max(2, 2 * context.defaultParallelism)
     return context.parallelize(range(tasks), tasks).mapPartitions(lambda _: [probe()]).collect()
 
 
 def _probed_through_connect(session: SparkSession) -> list[tuple[str, str, str]]:
-    """The same where there are no RDDs; a missing pyarrow then shows as an error of the task."""
+    """Return the same where there are no RDDs; a missing pyarrow then appears as an error of the task."""
     probe = _probe(MODULES)
 
     def over_arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -92,7 +92,7 @@ def _probed_through_connect(session: SparkSession) -> list[tuple[str, str, str]]
 
 
 def _probe(modules: tuple[str, ...]) -> Callable[[], tuple[str, str, str]]:
-    # A function inside a function travels by value; it uses nothing but what executors have anyway.
+    # A nested function travels by value; it uses only what executors have anyway.
     def probe() -> tuple[str, str, str]:
         import importlib.util
         import platform
@@ -104,7 +104,7 @@ def _probe(modules: tuple[str, ...]) -> Callable[[], tuple[str, str, str]]:
 
 
 def _explained(error: Exception) -> EngineUnavailable:
-    """An error of the probe itself: what says so in Spark's terms is the condition in brackets."""
+    """Explain an error of the probe itself, by Spark's condition in brackets."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     text = str(error)
     if "[PYTHON_VERSION_MISMATCH]" in text:

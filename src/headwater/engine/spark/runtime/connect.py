@@ -1,8 +1,9 @@
 """Spark Connect: a session of a server elsewhere, with no JVM here.
 
-Temporary views, SQL, Arrow tables in and out, mapInArrow and Python data sources work through it. What needs
-the JVM (`session.sparkContext`, `session._jvm`) does not: whether a JDBC driver is there cannot be asked,
-jobs are cancelled by tag, not by group, and the settings that Spark takes only at its start are the server's.
+Temporary views, SQL, Arrow tables in and out, mapInArrow and Python data sources work through it. Whatever
+needs the JVM (`session.sparkContext`, `session._jvm`) does not: one cannot ask whether a JDBC driver is
+there, jobs are cancelled by tag instead of by group, and the settings that Spark takes only at its start are
+the server's.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from headwater.errors import EngineUnavailable
 
 
 def is_connect(session: SparkSession) -> bool:
-    """Whether the session goes through Spark Connect, where there is no JVM to talk to."""
+    """Tell whether the session goes through Spark Connect, where there is no JVM to talk to."""
     return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
 def connect(wanted: Wanted) -> SparkSession:
-    """A session of the server, with the settings on which results depend."""
+    """Return a session of the server, with the settings on which results depend."""
     try:
         retries = importlib.import_module("pyspark.sql.connect.client.retries")
     except ImportError as error:
@@ -55,15 +56,15 @@ def connect(wanted: Wanted) -> SparkSession:
 
 
 def disconnected() -> None:
-    """Lets PySpark start a JVM here again."""
+    """Let PySpark start a JVM here again."""
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
 
 
 def is_of_a_lost_server(error: BaseException) -> bool:
-    """Whether an error says that the server, or our session there, is gone."""
+    """Tell whether an error says that the server, or our session there, is gone."""
     if isinstance(error, PySparkException):
         return (error.getCondition() or "").startswith(_SERVER_GONE)
-    # The packages of Spark Connect need not be installed, so that the class cannot be named.
+    # The packages of Spark Connect need not be installed, so the class cannot be named.
     status = error.code() if type(error).__module__.startswith("grpc") and hasattr(error, "code") else None
     return getattr(status, "name", "") == "UNAVAILABLE"
 

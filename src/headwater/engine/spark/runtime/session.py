@@ -1,8 +1,8 @@
-"""One Spark per process: started on first use, started anew after its JVM died, gone with the process.
+"""One Spark per process: started on first use, started again after its JVM died, ended with the process.
 
-Each thread gets a Spark session of its own (its settings and temporary views), all in the one JVM.
-How that is started and ends is in jvm.py; what differs with Spark Connect, in connect.py. In a program that
-has a Spark of its own, that one is used and never stopped, with sessions of ours beside the program's.
+Each thread gets a Spark session of its own (its settings and temporary views), all in the one JVM. jvm.py
+says how that starts and ends, connect.py what differs with Spark Connect. In a program that has a Spark of
+its own, that one is used and never stopped, with sessions of ours beside the program's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Runtime:
         self._own = threading.local()
 
     def session(self, settings: Settings, progress: Progress | None = None) -> SparkSession:
-        """This thread's session; starts Spark if it does not run."""
+        """Return this thread's session; start Spark if it does not run."""
         wanted = Wanted.of(settings)
         with self._lock:
             if self._root is not None and not self._alive():
@@ -74,14 +74,14 @@ class Runtime:
             assert self._root is not None
             if getattr(self._own, "generation", None) != self._generation:
                 is_main = threading.current_thread() is threading.main_thread()
-                # A Connect session is a session of its own already, and one may be used by several threads.
+                # A Connect session is already a session of its own, and several threads may use it.
                 shared = is_main or is_connect(self._root)
                 self._own.session = self._root if shared else _beside(self._root)
                 self._own.generation = self._generation
             return cast(SparkSession, self._own.session)
 
     def start_in_background(self, settings: Settings) -> None:
-        """Starts Spark and warms it up, in a thread; a failure is logged and met again by `session`."""
+        """Start Spark and warm it up, in a thread; a failure is logged and raised again by `session`."""
 
         def start() -> None:
             try:
@@ -92,13 +92,14 @@ class Runtime:
         threading.Thread(target=start, name="headwater-spark-start", daemon=True).start()
 
     def running(self) -> bool:
-        """Whether Spark is started and alive; starts nothing."""
-        # Without the lock, which a start holds for seconds; what is set last says that the rest is set.
+        """Tell whether Spark is started and alive; starts nothing."""
+        # Without the lock, which a start holds for seconds; the attribute that is set last says that the rest
+        # is set.
         return self._started is not None and self._alive()
 
     @property
     def ui_address(self) -> str | None:
-        """Where Spark's web pages are, if they are on and Spark runs here."""
+        """The address of Spark's web pages, if they are on and Spark runs here."""
         root = self._root
         if root is None or is_connect(root) or not self.running():
             return None
@@ -111,12 +112,12 @@ class Runtime:
         return jvm.process.pid if jvm is not None and jvm.alive() else None
 
     def stop(self) -> None:
-        """Ends Spark and removes its files; harmless when it does not run."""
+        """End Spark and remove its files; harmless when it does not run."""
         with self._lock:
             self._discard()
 
     def lost_with(self, errors: list[BaseException]) -> bool:
-        """Whether these errors come from the end of the JVM or server; see `is_dead`."""
+        """Tell whether these errors come from the end of the JVM or server; see `is_dead`."""
         root, jvm = self._root, self._jvm
         if root is not None and is_connect(root):
             # Only the errors tell: nothing here ends with a server elsewhere.
@@ -130,7 +131,7 @@ class Runtime:
         return not self.running()
 
     def abandon(self) -> None:
-        """In a forked child: the JVM is the parent's, and so is everything that could reach it."""
+        """Forget the JVM in a forked child: it belongs to the parent, with everything that could reach it."""
         _inherited.append((self._root, self._jvm, self._own, SparkContext._active_spark_context))
         if self._jvm is not None:
             self._jvm.let_go()
@@ -153,7 +154,7 @@ class Runtime:
 
     def _start(self, wanted: Wanted, progress: Progress) -> None:
         begun = time.monotonic()
-        # PySpark prints the errors of queries that it raises as well.
+        # PySpark prints the errors of queries that it also raises.
         for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
             PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
         if not wanted.connect and SparkContext._active_spark_context is not None:
@@ -187,7 +188,7 @@ class Runtime:
             aot.train_in_background(cache)
             return session
         with contextlib.suppress(OSError):
-            os.utime(cache)  # one that is not used any more is removed some day
+            os.utime(cache)  # a cache that is no longer used is removed some day
         jvm = Jvm(chosen, wanted, aot=f"-XX:AOTCache={cache}")
         try:
             return self._started_jvm(jvm)
@@ -229,12 +230,12 @@ os.register_at_fork(after_in_child=_runtime.abandon)
 
 
 def runtime() -> Runtime:
-    """The Spark of this process."""
+    """Return the Spark of this process."""
     return _runtime
 
 
 def _beside(session: SparkSession) -> SparkSession:
-    """Another session in the same Spark."""
+    """Return another session in the same Spark."""
     new = session.newSession()
     # It has the settings that Spark was started with, not those of the session it comes from.
     for name, value in EXACT.items():
@@ -243,7 +244,7 @@ def _beside(session: SparkSession) -> SparkSession:
 
 
 def is_dead(error: BaseException) -> bool:
-    """Whether an error means that Spark went away while it worked; the next `session` starts it again."""
+    """Tell whether an error means that Spark went away while working; the next `session` restarts it."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:

@@ -1,4 +1,4 @@
-"""A session's settings for little and for much work, and work that warms a session up."""
+"""A session's settings for small and for bulk work, and work that warms a session up."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _before: weakref.WeakKeyDictionary[SparkSession, dict[str, str]] = weakref.WeakK
 
 @contextlib.contextmanager
 def small_work(session: SparkSession) -> Iterator[None]:
-    """Settings for few rows: one partition, nothing compiled. They stay until `bulk_work`."""
+    """Apply settings for few rows: one partition, nothing compiled. They stay until `bulk_work`."""
     _set_mode(session, "small")
     yield
 
 
 @contextlib.contextmanager
 def bulk_work(session: SparkSession) -> Iterator[None]:
-    """Settings for many rows: Spark's own, or the user's. They stay until `small_work`."""
+    """Apply settings for many rows: Spark's own, or the user's. They stay until `small_work`."""
     _set_mode(session, "bulk")
     yield
 
@@ -56,7 +56,7 @@ def _set_mode(session: SparkSession, mode: Literal["small", "bulk"]) -> None:
 
 
 def warm_up(session: SparkSession) -> None:
-    """Runs what a first delta would otherwise wait for: a join, a grouping and a union over Arrow tables."""
+    """Run what a first delta would otherwise wait for: a join, a grouping and a union over Arrow tables."""
     import pyarrow as pa
 
     table = pa.table({"k": pa.array([1, 2, 2], pa.int64()), "t": pa.array(["a", "b", None], pa.string())})
@@ -75,7 +75,7 @@ def warm_up(session: SparkSession) -> None:
 
 
 def exercise(session: SparkSession) -> None:
-    """Runs something of everything that refreshes do, so that its classes are loaded."""
+    """Run a sample of everything that refreshes do, so that its classes are loaded."""
     warm_up(session)
     with bulk_work(session):
         rows = session.range(0, 10_000, numPartitions=2).selectExpr(

@@ -1,9 +1,9 @@
 """Following a stream table from a streaming query of Spark, exactly once.
 
-Spark writes down the positions of a batch before it reads it, and reads it again from the same positions if
-it dies before it has written down that the batch is done. What lies between two positions never changes
+Spark records the positions of a batch before it reads it, and reads it again from the same positions if it
+dies before it has recorded that the batch is done. What lies between two positions never changes
 (`headwater.capture.consumers`), so a sink that takes each batch once gets each change once. Spark commits a
-position when the next batch is written down, and only then do its change rows go.
+position when the next batch is recorded, and only then are its change rows deleted.
 
 While a query runs, its driver holds a lock on the consumer's name: of two queries under one name, the second
 one waits a little and then fails.
@@ -52,14 +52,14 @@ LOOK_SECONDS = 0.2
 
 
 def changes_schema(options: Options) -> spark.StructType:
-    """The columns of a change stream."""
+    """Return the columns of a change stream."""
     with connect(options.dsn) as connection:
         installed.require_ready(connection)
         return _shape(connection, catalog.find(connection, options.stream_table), options).spark_schema
 
 
 def _route(dsn: str) -> Route:
-    """Past a pooler, or through one whose sessions the environment says are one's own."""
+    """Return the route past a pooler, or through one whose sessions the environment says are exclusive."""
     return Route.given(dsn, None, {}, os.environ)
 
 
@@ -81,7 +81,7 @@ class Batch(InputPartition):
 
     dsn: str = field(repr=False)
     consumer: str
-    check: str  # a query for whether the changes are kept
+    check: str  # a query that tells whether the changes are kept
     statement: str
     shape: Shape
 
@@ -98,7 +98,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._looked = 0.0
 
     def initialOffset(self) -> dict[str, Any]:
-        # Spark asks again and again until there is a first batch.
+        # Spark asks repeatedly until there is a first batch.
         if self._initial is None:
             options = self._options
             with _told(options.consumer):
@@ -106,7 +106,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 stream_table = catalog.find(connection, options.stream_table)
                 self._initial = consumers.begin(connection, stream_table, options.consumer, options.start)
                 if self._limit is not None:
-                    self._limit = _now(connection)  # Spark asks for it first, when there is no beginning yet
+                    self._limit = _now(connection)  # Spark asks for it first, before there is a beginning
         return vars(self._initial)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connection.close()
 
     def _connected(self) -> Connection:
-        """The connection of this query, which holds the lock on the consumer's name."""
+        """Return the connection of this query, which holds the lock on the consumer's name."""
         if self._connection is None or self._connection.closed:
             connection = _route(self._options.dsn).session(f"consumer {self._options.consumer}")
             try:
@@ -173,7 +173,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._connection
 
     def _key(self, connection: Connection, stream_table: StreamTable) -> tuple[str, ...] | None:
-        """The columns that tell the stream table's rows apart, if it shows them; empty if it has one row."""
+        """Return the columns that identify a row, if they are shown; empty for a single row."""
         with transaction(connection, rollback=True):
             definition = DefinitionReader(connection).read(definition_oid(connection, stream_table.id))
         if not isinstance(definition.plan, GroupPlan):
@@ -184,12 +184,12 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def with_weights(weighted: str) -> str:
-    """Each changed row with how many of it came, or, below zero, went."""
+    """Return each changed row with how many copies were added or, below zero, removed."""
     return f"SELECT c.*, c.{WEIGHT} AS {WEIGHT_COLUMN.sql} FROM (\n{weighted}\n) AS c"
 
 
 def as_rows(weighted: str, shape: Shape, key: tuple[str, ...] | None) -> str:
-    """Each row that came or went as often as it did; the old and the new row of one key as an update."""
+    """Return each added or removed row as often as it occurs; both rows of one key as an update."""
     listed = "".join(f"p.{column.sql}, " for column in shape.columns if column is not CHANGE_COLUMN)
     paired = "false"
     if key is not None:
@@ -239,7 +239,7 @@ def _lock(connection: Connection, consumer: str) -> None:
 
 @contextmanager
 def _told(consumer: str) -> Iterator[None]:
-    """Errors of the server as ours."""
+    """Translate errors of the server into ours."""
     try:
         yield
     except psycopg.Error as error:

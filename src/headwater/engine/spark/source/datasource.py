@@ -1,12 +1,12 @@
 """The data source `headwater` of Spark: tables and queries of PostgreSQL, in parallel, under one snapshot.
 
-Spark makes a data source in one Python process, plans in another, reads in many more, and tells none of them
-about the others. All that a task needs is therefore in its partition. Planning happens once for a loaded
-frame and serves all actions on it; which snapshot an action sees is settled by its tasks (`keeper`).
+Spark creates a data source in one Python process, plans in another, reads in many more, and tells none of
+them about the others. So everything that a task needs is in its partition. Planning happens once for a loaded
+frame and serves all actions on it; the tasks of an action settle which snapshot it sees (`keeper`).
 
 Filters are not pushed down by Spark's interface for it (`pushFilters`). In Spark 4.3 the filters of one query
 stay with the loaded frame and then wrongly restrict every other query over it. The options `where`, `columns`
-and `query` say the same openly.
+and `query` serve the same purpose explicitly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from headwater.errors import InvalidQuery, InvalidSetting, NotFound, SnapshotLos
 from headwater.plan.quoting import identifier, literal
 
 BLOCKS_PER_PARTITION = 256
-"""Without a word from the user, a partition has at least so many blocks: fewer are not worth a task."""
+"""Unless the user says otherwise, a partition has at least this many blocks: fewer are not worth a task."""
 LONGEST_MESSAGE = 6_000
 """Bytes of the names of relations that fit into a message to the keeper."""
 NO_ACTION = "none"
@@ -45,7 +45,7 @@ NO_ACTION = "none"
 
 
 def register(session: SparkSession) -> None:
-    """Makes the format "headwater" known to a Spark session."""
+    """Make the format "headwater" known to a Spark session."""
     # Planning runs where the session cannot be asked, so the class carries the answer.
     kind = type(HeadwaterDataSource.__name__, (HeadwaterDataSource,), {"parallelism": _parallelism(session)})
     session.dataSource.register(kind)
@@ -55,7 +55,7 @@ def _parallelism(session: SparkSession) -> int:
     given = session.conf.get("spark.sql.leafNodeDefaultParallelism", None)
     if given is not None:
         return int(given)
-    # Through Spark Connect there is nobody to ask.
+    # Through Spark Connect this cannot be asked.
     connected = type(session).__module__.startswith("pyspark.sql.connect.")
     return 8 if connected else int(session.sparkContext.defaultParallelism)
 
@@ -103,7 +103,7 @@ class Part(InputPartition):
     statement: str
     shape: Shape
     snapshot: str | None  # given by the user
-    address: Address | None  # of whom to ask for one
+    address: Address | None  # the keeper to ask for one
     request: Request
 
 
@@ -123,7 +123,8 @@ class TableReader(DataSourceReader):
             standby = bool(one(connection, "SELECT pg_is_in_recovery()")[0])
             alone = standby and options.snapshot is None
             conditions = [""] if alone else _split(connection, options, found, self._parallelism)
-        # Without NOTIFY, as on a standby, nobody can keep a snapshot for several tasks; one has its own.
+        # Without NOTIFY, as on a standby, nobody can keep a snapshot for several tasks; a single task has its
+        # own.
         address = None if standby or options.snapshot is not None else snapshots.ensure(options.dsn)
         frame = uuid.uuid4().hex
         return [
@@ -182,7 +183,7 @@ def _batches(part: Part) -> Iterator[pa.RecordBatch]:
 
 
 def _request(part: Part, connection: Any) -> Request:
-    """The part's own, completed by who reads it and for which action."""
+    """Return the part's request, completed by the reader and the action."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()::bigint")
         [(reader,)] = cursor.fetchall()
@@ -198,12 +199,12 @@ class Described:
 
     shape: Shape
     source: str  # what follows FROM
-    condition: str  # that belongs to the source
-    relations: tuple[str, ...]  # SQL names of all that is read
-    blocks: int | None  # of the largest table in it, if rows can be told apart by ctid
+    condition: str  # condition that belongs to the source
+    relations: tuple[str, ...]  # SQL names of everything that is read
+    blocks: int | None  # of the largest table in it, if ctid identifies rows
 
     def select(self, *conditions: str) -> str:
-        """The statement for the rows that satisfy conditions."""
+        """Return the statement for the rows that satisfy conditions."""
         text = f"SELECT {self.shape.select_list('q')} FROM {self.source} AS q"
         given = [condition for condition in (self.condition, *conditions) if condition]
         # On lines of their own: a condition may end in a comment.
@@ -251,7 +252,7 @@ def _table(connection: Connection, options: Options, rules: Rules) -> Described:
 
 
 def _storage(connection: Connection, view: int) -> tuple[str, str] | None:
-    """The table behind a stream table and the condition for what it shows; None for any other view."""
+    """Return the table behind a stream table and the condition for visible rows; None for other views."""
     try:
         if one(connection, "SELECT to_regclass('headwater.stream_table') IS NULL")[0]:
             return None
@@ -264,12 +265,12 @@ def _storage(connection: Connection, view: int) -> tuple[str, str] | None:
             (view,),
         ).fetchone()
     except psycopg.errors.InsufficientPrivilege:
-        return None  # read through the view, then
+        return None  # then it is read through the view
     return None if row is None else (row[0], "q.__hw_visible" if row[1] else "")
 
 
 def _blocks(connection: Connection, relation: str) -> int | None:
-    """The blocks of the largest table among a table, its partitions and children; None if one is no heap."""
+    """Return the blocks of the largest table among a table and its parts; None if one is no heap."""
     blocks, heaps = one(
         connection,
         "WITH RECURSIVE tree(relation) AS (SELECT %s::regclass::oid"
@@ -284,7 +285,7 @@ def _blocks(connection: Connection, relation: str) -> int | None:
 
 
 def _split(connection: Connection, options: Options, found: Described, parallelism: int) -> list[str]:
-    """One condition for each partition; each row satisfies exactly one, whatever happens after planning."""
+    """Return a condition for each partition; each row satisfies exactly one, also if added later."""
     if options.partition_column is not None:
         return _column_ranges(connection, options, found, options.partitions or parallelism)
     if found.blocks is None:
@@ -299,7 +300,7 @@ def _split(connection: Connection, options: Options, found: Described, paralleli
 
 
 def ctid_ranges(blocks: int, parts: int) -> list[str]:
-    """Conditions that split a table of so many blocks; the last takes what is added later.
+    """Return conditions that split a table of so many blocks; the last takes what is added later.
 
     >>> ctid_ranges(10, 2)
     ["q.ctid < '(5,0)'", "q.ctid >= '(5,0)'"]
@@ -330,7 +331,7 @@ def _column_ranges(connection: Connection, options: Options, found: Described, p
 
 
 def _ranges(reference: str, bounds: Sequence[str]) -> list[str]:
-    """Conditions for what lies before the first bound, between two, and after the last.
+    """Return conditions for what lies before the first bound, between two, and after the last.
 
     >>> _ranges("x", ["3", "5"])
     ['x < 3', 'x >= 3 AND x < 5', 'x >= 5']

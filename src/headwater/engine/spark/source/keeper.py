@@ -5,14 +5,15 @@ after that. So no snapshot can be chosen while planning. Instead the first task 
 for one, and every other task of that action gets the same.
 
 - Who keeps what: for each (frame, action) the keeper holds a READ ONLY REPEATABLE READ transaction, and one
-  that locked the relations before: no snapshot protects from TRUNCATE and rewrites. It remembers which ones
-  have ended. A task that comes after the end gets an error, never another snapshot.
+  that locked the relations before, because no snapshot protects from TRUNCATE and rewrites. It remembers
+  which ones have ended. A task that comes after the end gets an error, never another snapshot.
 - How they talk: by NOTIFY through the database, so that an executor needs no other route.
 - When a snapshot ends: some seconds after all its partitions were read; if tasks vanish or none comes, after
   a while; at once when the connection breaks.
-- When the keeper ends: when the JVM that it serves is gone, or the database is. It leaves nothing: all that
-  it holds are connections.
-- If the keeper is killed: its snapshots end, tasks get an error, frames that are loaded anew start another.
+- When the keeper ends: when the JVM that it serves is gone, or the database is. It leaves nothing behind,
+  because it holds only connections.
+- If the keeper is killed: its snapshots end, tasks get an error, and frames that are loaded again start
+  another.
 
 The DSN comes by a pipe: arguments and environments of processes can be read by others. The process runs this
 file alone, and so starts in a fraction of the time that the package takes to import.
@@ -39,7 +40,8 @@ Connection = psycopg.Connection[Any]
 TICK_SECONDS = 1.0
 LOCK_SECONDS = 10
 RETRY_SECONDS = 60.0
-"""So long a snapshot waits for the next attempt of a task that vanished: failed, or not needed any more."""
+"""How long a snapshot waits for the next attempt of a task that vanished: it failed, or is no longer needed.
+"""
 REMEMBERED = 100_000
 
 
@@ -52,14 +54,14 @@ class Address:
 
     @classmethod
     def of(cls, dsn: str, jvm: str) -> Address:
-        # The channel is a secret: whoever knows it can make the keeper open transactions.
+        # The channel is a secret: anybody who knows it can make the keeper open transactions.
         digest = hashlib.sha256(f"{jvm}\n{dsn}".encode()).digest()
         return cls(f"headwater_{digest[:16].hex()}", int.from_bytes(digest[16:24], "big", signed=True))
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a task wants: the snapshot under which an action reads a frame."""
+    """What a task asks for: the snapshot under which an action reads a frame."""
 
     frame: str
     action: str
@@ -72,12 +74,12 @@ class Request:
 
 
 def stat(process: int) -> list[str]:
-    """The fields of /proc/…/stat after the name, which may contain anything."""
+    """Return the fields of /proc/…/stat after the name, which may contain anything."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 
 def started(process: int) -> str:
-    """When a process started, which tells it from a later one of the same number."""
+    """Return when a process started, which distinguishes it from a later one of the same number."""
     with contextlib.suppress(OSError, IndexError):
         return stat(process)[19]
     return ""
@@ -103,7 +105,7 @@ class Snapshot:
 
     @property
     def backends(self) -> set[int]:
-        """The process ids on the server without which it is not whole."""
+        """The process ids on the server that it consists of."""
         return {self._guard.info.backend_pid, self._holder.info.backend_pid}
 
     @property
@@ -115,7 +117,7 @@ class Snapshot:
         self._holder.close()
 
     def _lock(self, relation: str) -> None:
-        """As a query does it, for LOCK TABLE takes neither a materialized view nor a foreign table."""
+        """Lock as a query does, because LOCK TABLE takes neither a materialized view nor a foreign table."""
         try:
             with self._guard.transaction():
                 self._guard.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(sql.SQL(relation)))
@@ -125,7 +127,7 @@ class Snapshot:
 
 def _connect(dsn: str) -> Connection:
     connection: Connection = psycopg.connect(dsn, autocommit=True, application_name="headwater snapshot")
-    # Such limits are for transactions that somebody forgot.
+    # Such limits are meant for forgotten transactions.
     connection.execute("SET idle_in_transaction_session_timeout = 0")
     connection.execute(sql.SQL("SET lock_timeout = {}").format(f"{LOCK_SECONDS}s"))
     return connection
@@ -133,7 +135,7 @@ def _connect(dsn: str) -> Connection:
 
 @dataclass
 class Kept:
-    """A snapshot and who reads under it."""
+    """A snapshot and its readers."""
 
     held: Snapshot
     parts: int
@@ -145,7 +147,7 @@ class Kept:
     vanished: bool = False
 
     def allowed(self) -> float:
-        """How long it waits while nobody reads."""
+        """Return how long it waits while nobody reads."""
         if len(self.done) == self.parts:
             return self.linger
         return min(self.timeout, RETRY_SECONDS) if self.vanished else self.timeout
@@ -157,7 +159,7 @@ class Kept:
 
 
 class Keeper:
-    """Answers tasks, and ends what is not needed."""
+    """Answers tasks, and ends snapshots that are no longer needed."""
 
     def __init__(
         self, dsn: str, address: Address, alive: Callable[[], bool], now: Callable[[], float] = time.monotonic
@@ -171,7 +173,7 @@ class Keeper:
         self._control = _connect(dsn)
 
     def begin(self) -> bool:
-        """Takes the address; false if another keeper has it."""
+        """Take the address; return False if another keeper has it."""
         row = self._control.execute("SELECT pg_try_advisory_lock(%s)", (self._address.lock,)).fetchone()
         if row is None or not row[0]:
             return False
@@ -179,16 +181,16 @@ class Keeper:
         return True
 
     def serve(self) -> None:
-        """Until whom it serves is gone, or the database is."""
+        """Serve until the JVM or the database is gone."""
         with contextlib.suppress(psycopg.Error):
             while self._alive():
-                # All at once: the connection is not free for an answer while they are listed.
+                # All at once: the connection cannot send an answer while they are being listed.
                 for notification in list(self._control.notifies(timeout=TICK_SECONDS, stop_after=1)):
                     self.handle(notification.payload)
                 self.tick()
 
     def handle(self, payload: str) -> None:
-        """One message of a task; what is not understood is not for us."""
+        """Handle one message of a task; ignore messages that are not for us."""
         try:
             message = json.loads(payload)
             kind = message.pop("do")
@@ -202,7 +204,7 @@ class Keeper:
             return
 
     def answer(self, request: Request) -> dict[str, str]:
-        """The snapshot for a task, or why there is none."""
+        """Return the snapshot for a task, or why there is none."""
         key = (request.frame, request.action)
         if key in self._ended:
             return {
@@ -228,7 +230,7 @@ class Keeper:
         return {"snapshot": kept.held.id}
 
     def done(self, key: tuple[str, str], part: int) -> None:
-        """A part was read to its end."""
+        """Record that a part was read to its end."""
         kept = self._kept.get(key)
         if kept is None:
             return
@@ -238,7 +240,7 @@ class Keeper:
             del kept.readers[reader]
 
     def tick(self) -> None:
-        """Notices readers that vanished and snapshots that broke; ends those that nobody needs."""
+        """Notice readers that vanished and snapshots that broke; end those that nobody needs."""
         if not self._kept:
             return
         backends = [
@@ -279,7 +281,7 @@ class Keeper:
 
 
 def main(orders: TextIO, answers: TextIO) -> None:
-    """Reads what to do, says `ready` or what is wrong, and serves, as nobody's child."""
+    """Read what to do, print `ready` or the error, and serve, detached from the parent."""
     order = json.load(orders)
     if os.fork():
         os._exit(0)

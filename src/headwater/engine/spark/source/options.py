@@ -1,4 +1,4 @@
-"""The options of the data source: which there are, and what each may be."""
+"""The options of the data source, and the values that each takes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Options:
 
 @contextmanager
 def open_connection(dsn: str) -> Iterator[Connection]:
-    """A connection with the user's own search_path, for names in queries are the user's."""
+    """Return a connection with the user's own search_path, because names in queries are the user's."""
     try:
         connection = psycopg.connect(dsn, autocommit=True, application_name="headwater")
     except psycopg.Error as error:

@@ -22,7 +22,7 @@ ASK_AGAIN_SECONDS = 2.0
 
 
 def ensure(dsn: str) -> Address:
-    """Starts the keeper of this JVM and database, unless it runs."""
+    """Start the keeper of this JVM and database, unless it runs."""
     jvm = _jvm()
     address = Address.of(dsn, f"{os.uname().nodename} {jvm} {keeper.started(jvm)}")
     with psycopg.connect(dsn, autocommit=True, application_name="headwater") as connection:
@@ -51,7 +51,7 @@ def _start(dsn: str, address: Address, jvm: int) -> None:
             answer = answers.readline().strip()
     except OSError as error:
         answer = str(error)
-    process.wait()  # what serves is its child
+    process.wait()  # the serving process is its child
     if answer != "ready":
         raise EngineFailed(
             "the process that keeps snapshots for Spark did not start",
@@ -61,7 +61,7 @@ def _start(dsn: str, address: Address, jvm: int) -> None:
 
 
 def ask(dsn: str, address: Address, request: Request) -> str:
-    """The snapshot of an action."""
+    """Return the snapshot of an action."""
     reply = f"headwater_{secrets.token_hex(16)}"
     payload = json.dumps({"do": "read", "reply": reply, **vars(request)})
     try:
@@ -81,7 +81,7 @@ def ask(dsn: str, address: Address, request: Request) -> str:
 
 
 def _answer(connection: Connection, address: Address, payload: str) -> dict[str, str] | None:
-    """What the keeper answers, or None if there is none."""
+    """Return the keeper's answer, or None if there is none."""
     deadline = time.monotonic() + ANSWER_SECONDS + keeper.LOCK_SECONDS
     while time.monotonic() < deadline:
         connection.execute("SELECT pg_notify(%s, %s)", (address.channel, payload))
@@ -93,7 +93,7 @@ def _answer(connection: Connection, address: Address, payload: str) -> dict[str,
 
 
 def done_sql(address: Address, request: Request) -> str:
-    """What a task executes when it has read its part."""
+    """Return what a task executes when it has read its part."""
     payload = json.dumps(
         {"do": "done", "frame": request.frame, "action": request.action, "part": request.part}
     )
@@ -114,7 +114,7 @@ def _serves(connection: Connection, address: Address) -> bool:
 
 
 def _jvm() -> int:
-    """The process id of the JVM above this process, or of its parent if there is none."""
+    """Return the process id of the JVM above this process, or of its parent if there is none."""
     process = os.getppid()
     while process > 1:
         try:

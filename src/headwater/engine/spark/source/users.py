@@ -1,4 +1,4 @@
-"""What Spark users need beside frames: a snapshot for several of them, and their consumers."""
+"""What Spark users need besides frames: a snapshot for several of them, and their consumers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Consumer:
     stream_table: str
     status: str  # starting, active or given up
     reason: str | None
-    snapshot: str | None  # how far it is
+    snapshot: str | None  # how far it has read
     created_at: datetime
     last_seen_at: datetime
 
 
 @contextmanager
 def snapshot(dsn: str, *relations: str) -> Iterator[str]:
-    """A snapshot for option("snapshot", …) of any number of frames, for as long as the block runs.
+    """Provide a snapshot for option("snapshot", …) of any number of frames, while the block runs.
 
     No snapshot protects from TRUNCATE and rewrites; relations that are named here are locked against those.
     """
@@ -52,7 +52,7 @@ def snapshot(dsn: str, *relations: str) -> Iterator[str]:
 
 
 def consumers(dsn: str) -> list[Consumer]:
-    """Every consumer of this database."""
+    """Return every consumer of this database."""
     fields = tuple(Consumer.__dataclass_fields__)
     with connect(dsn) as connection:
         installed.require_current(connection)
@@ -64,7 +64,7 @@ def consumers(dsn: str) -> list[Consumer]:
 
 
 def drop_consumer(dsn: str, name: str) -> None:
-    """Forgets a consumer; change rows are not kept for it any more."""
+    """Remove a consumer; change rows are no longer kept for it."""
     with connect(dsn) as connection:
         installed.require_current(connection)
         try:

@@ -1,8 +1,8 @@
 """PostgreSQL's columns as Spark's: which type each becomes, and the SQL by which its values travel unchanged.
 
-A value arrives as it is or not at all. ADBC alone would turn an infinite date into a garbage one, flatten an
-array of arrays and read an unknown type as bytes. So every type that it does not carry exactly goes as text,
-and an extra last column says for each row which of its values Spark has no equal for.
+A value arrives unchanged or not at all. ADBC alone would turn an infinite date into garbage, flatten an array
+of arrays and read an unknown type as bytes. So every type that it does not carry exactly goes as text, and an
+extra last column names, for each row, a value that Spark cannot represent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headwater.plan.quoting import identifier
 Infinity = Literal["error", "null", "clamp"]
 
 UNFIT = "__hw_unfit"
-"""The number of a column, from 1, whose value in this row Spark has no equal for; else null."""
+"""The number, from 1, of a column whose value in this row Spark cannot represent; else null."""
 LARGEST_PRECISION = 38
 
 # Types that ADBC carries as they are, by oid.
@@ -64,7 +64,7 @@ TIMESTAMPS = frozenset({1114, 1184})
 NUMERIC = 1700
 VECTORS = frozenset({22, 30})  # int2vector, oidvector: arrays that count from 0
 
-# What infinity becomes when it is clamped: the ends of what Spark documents for its types.
+# The values for infinity when it is clamped: the ends of the ranges that Spark documents.
 CLAMPED = {
     DATE: ("date '0001-01-01'", "date '9999-12-31'"),
     1114: ("timestamp '0001-01-01'", "timestamp '9999-12-31 23:59:59.999999'"),
@@ -73,7 +73,7 @@ CLAMPED = {
 # Later ones do not fit into 64 bits of microseconds since 1970.
 LAST_TIMESTAMP = "294247-01-01"
 
-# So that text is the same whoever asks.
+# So that text is the same in every session.
 SETTINGS = {
     "DateStyle": "ISO, MDY",
     "IntervalStyle": "postgres",
@@ -83,7 +83,7 @@ SETTINGS = {
     "jit": "off",
 }
 
-# Planning a query locks all that it reads, through views too.
+# Planning a query locks everything that it reads, also through views.
 LOCKED_HERE = """
 SELECT format('%I.%I', n.nspname, c.relname)
 FROM pg_catalog.pg_locks l
@@ -101,14 +101,14 @@ _DECIMAL = re.compile(r"\s*decimal\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)\s*", re.IGNOREC
 
 @dataclass(frozen=True)
 class Rules:
-    """What the user wants of values that have no exact equal."""
+    """How the user wants to treat values that Spark cannot represent exactly."""
 
     numeric: tuple[int, int] | None = None  # decimal(p, s) for numeric without a declared precision
     infinity: Infinity = "error"
 
     @classmethod
     def parse(cls, numeric: str, infinity: str) -> Rules:
-        """From the options `numeric` and `infinity`."""
+        """Parse the options `numeric` and `infinity`."""
         if infinity not in ("error", "null", "clamp"):
             raise InvalidSetting(
                 f"option infinity: there is no {infinity!r}", hint="use error, null or clamp"
@@ -130,19 +130,19 @@ class ReadColumn:
     """A column as it is read."""
 
     name: str
-    declared: str  # its type in PostgreSQL, as a message names it
+    declared: str  # its type in PostgreSQL, as an error message names it
     oid: int
     spark: spark.DataType
-    cast: str = ""  # text or text[], when it does not travel as it is
+    cast: str = ""  # text or text[], when it cannot travel unchanged
     array: bool = False
-    infinity: Infinity | None = None  # what becomes of it, for types that have one
+    infinity: Infinity | None = None  # how to treat it, for types that have one
 
     @property
     def sql(self) -> str:
         return identifier(self.name)
 
     def select(self, alias: str) -> str:
-        """The expression that travels."""
+        """Return the expression that travels."""
         reference = f"{alias}.{identifier(self.name)}"
         if self.array:
             reference = f"({reference})[:]"  # counts from 1
@@ -157,7 +157,7 @@ class ReadColumn:
         return f"{reference}::{self.cast}" if self.cast else reference
 
     def unfit(self, alias: str) -> str | None:
-        """The condition under which a value must not be read, or None if that cannot be."""
+        """Return the condition under which a value must not be read, or None if there is none."""
         reference = f"{alias}.{identifier(self.name)}"
         if self.array:
             several = f"array_ndims({reference}) > 1"
@@ -189,7 +189,7 @@ class Shape:
         return spark.StructType([spark.StructField(column.name, column.spark) for column in self.columns])
 
     def select_list(self, alias: str) -> str:
-        """What to select from a relation of this alias that has these columns."""
+        """Return what to select from a relation of this alias that has these columns."""
         listed = [f"{column.select(alias)} AS {identifier(column.name)}" for column in self.columns]
         conditions = [
             f"WHEN {condition} THEN {number}"
@@ -201,7 +201,7 @@ class Shape:
         return ", ".join(listed)
 
     def arrived(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Batches of the select list as Spark takes them."""
+        """Return batches of the select list as Spark takes them."""
         schema = to_arrow_schema(self.spark_schema, timezone="UTC")
         for batch in batches:
             if batch.num_columns > len(self.columns):
@@ -245,10 +245,10 @@ class Shape:
 
 
 def described(connection: Connection, query: str, rules: Rules) -> tuple[Shape, tuple[str, ...]]:
-    """The columns of a query's result, and the relations that it reads. Its execution is not begun."""
+    """Return the columns of a query's result, and the relations that it reads, without executing it."""
     try:
         with connection.transaction():
-            # In binary, for the protocol that takes one statement and no more.
+            # In binary, for the protocol that takes exactly one statement.
             cursor = connection.execute(statement(f"SELECT * FROM (\n{query}\n) AS q LIMIT 0"), binary=True)
             result = cursor.pgresult
             assert result is not None
@@ -275,7 +275,7 @@ def described(connection: Connection, query: str, rules: Rules) -> tuple[Shape, 
 
 
 def check_schema(shape: Shape, schema: spark.StructType) -> None:
-    """Raises if a frame's schema is not the one that the server has."""
+    """Raise if a frame's schema is not the one that the server has."""
     found = shape.spark_schema
     if [(item.name, item.dataType) for item in found] != [(item.name, item.dataType) for item in schema]:
         raise InvalidQuery(
@@ -293,7 +293,7 @@ class _Type:
 
 
 def _types(connection: Connection, oids: Sequence[int], typmods: Sequence[int]) -> list[_Type]:
-    """What the server says of types; it names the base type of a domain by itself, but not in an array."""
+    """Return what the server says about types; it resolves a domain by itself, but not in an array."""
     rows = connection.execute(
         sql.SQL(
             "WITH RECURSIVE wanted AS ("
@@ -342,7 +342,7 @@ def _scalar(oid: int, typmod: int, rules: Rules) -> tuple[spark.DataType, str]:
 
 
 def declared_precision(typmod: int) -> tuple[int, int]:
-    """The Spark precision and scale that hold every value of a declared numeric.
+    """Return the Spark precision and scale that hold every value of a declared numeric.
 
     >>> declared_precision((10 << 16 | 2) + 4)
     (10, 2)
@@ -353,25 +353,25 @@ def declared_precision(typmod: int) -> tuple[int, int]:
     return (precision - scale, 0) if scale < 0 else (max(precision, scale), scale)
 
 
-# What tasks do
+# What runs in tasks
 
 
 def access(dsn: str, settings: Mapping[str, str] | None = None) -> tasks.Access:
-    """How a task connects, and what it must not show."""
+    """Return how a task connects, and what it must not show."""
     password = conninfo_to_dict(dsn).get("password")
     hidden = (str(password), quote(str(password), safe="")) if password else ()
     return tasks.Access(dsn, tuple({**(settings or {}), **SETTINGS}.items()), hidden)
 
 
 def rows(cursor: Any, query: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a query, in batches as they come."""
+    """Yield the rows of a query, in batches as they come."""
     cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(tasks.BATCH_BYTES)})
     cursor.execute(query)
     yield from tasks._reader(cursor)
 
 
 def failure(error: tasks.TaskError) -> HeadwaterError:
-    """What went wrong in a task, as one of our errors."""
+    """Translate the failure of a task into one of our errors."""
     code = f" (SQLSTATE {error.sqlstate})" if error.sqlstate else ""
     kind: type[HeadwaterError] = InvalidQuery
     if not error.sqlstate:

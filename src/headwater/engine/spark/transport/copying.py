@@ -1,7 +1,7 @@
 """COPY out of PostgreSQL by many rows at a time.
 
-The server sends each row as a message of its own. The driver hands them out one by one, which takes three
-times as long as all that is there at once.
+The server sends each row as a message of its own. The driver returns them one by one, which takes three times
+as long as returning all that have arrived.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from psycopg.waiting import Ready, Wait
 from headwater.db.connection import Connection
 
 AT_ONCE = 1 << 18
-"""About how many bytes are handed out together."""
+"""About how many bytes are returned together."""
 
 
 def copied(connection: Connection, command: sql.Composed) -> Iterator[list[memoryview]]:
-    """What a COPY … TO STDOUT sends: in each list the messages that were there, each a row."""
+    """Yield what a COPY … TO STDOUT sends: lists of the messages that have arrived, each a row."""
     with connection.cursor() as cursor, cursor.copy(command):
         ended = False
         while not ended:
@@ -29,7 +29,7 @@ def copied(connection: Connection, command: sql.Composed) -> Iterator[list[memor
 
 
 def _gather(connection: PGconn) -> Generator[Wait, Ready | int, tuple[list[memoryview], bool]]:
-    """The messages that are there, at least one, and whether they were the last."""
+    """Return the messages that have arrived, at least one, and whether they were the last."""
     messages: list[memoryview] = []
     size = 0
     while True:
@@ -50,7 +50,7 @@ def _gather(connection: PGconn) -> Generator[Wait, Ready | int, tuple[list[memor
 
 
 def _finish(connection: PGconn) -> None:
-    """Takes the result of the whole command, which an error in its middle is too."""
+    """Take the result of the whole command, which may also be an error in the middle of it."""
     failed = None
     while (result := connection.get_result()) is not None:
         if result.status != pq.ExecStatus.COMMAND_OK:

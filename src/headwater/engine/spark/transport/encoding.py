@@ -1,15 +1,15 @@
 """How a value of each PostgreSQL type goes over the wire, so that Spark needs to know none of them.
 
-Three encodings, all made by PostgreSQL while it reads:
+There are three encodings, all made by PostgreSQL while it reads:
 
 - the *value* comes back as it went: the text of its output function, read back by its input function;
 - the *key* is equal on Spark exactly when PostgreSQL's `=` says so: 1.0 and 1.00 have one key;
 - the *order* compares on Spark exactly as PostgreSQL's `<` does.
 
 A type without a provable key or order has none, and `Refused` says so. A numeric has an order within bounds
-only. One with too long a fraction is sent as a text that Spark cannot read as a number, one with too many
-digits before the point, NaN and the infinities are such texts themselves: that ends the attempt, and leaves
-the work to PostgreSQL. Nothing is ever rounded.
+only. If its fraction is too long, it is sent as a text that Spark cannot read as a number; too many digits
+before the point, NaN and the infinities are such texts themselves. That ends the attempt, and leaves the work
+to PostgreSQL. Nothing is ever rounded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from headwater.plan.operators import ColumnType
 from headwater.plan.values import restored
 
 LARGEST_SCALE = 18
-"""Fractional digits that a numeric may have on Spark, less zeros at the end; 20 are left for the rest."""
+"""Fractional digits that a numeric may have on Spark, without trailing zeros; 20 are left for the rest."""
 OUT_OF_BOUNDS = "out of bounds: "
 
-_FOREVER = "1" + "0" * 31  # seconds, more than an interval can have and a decimal of scale 6 can hold
+_FOREVER = "1" + "0" * 31  # seconds: more than an interval can have and a decimal of scale 6 can hold
 _FIRST, _LAST = "-9223372036854775808", "9223372036854775807"
-# As numbers: the names that their texts show may be those of several objects.
+# As numbers: the names that their texts show may belong to several objects.
 _OBJECTS = frozenset(
     "oid regproc regprocedure regoper regoperator regclass regtype regrole regnamespace regconfig"
     " regdictionary regcollation".split()
@@ -42,7 +42,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Encoded:
-    """A PostgreSQL expression with a wire type, and how Spark reads what arrives."""
+    """A PostgreSQL expression with a wire type, and how Spark reads it."""
 
     sql: str
     kind: Kind
@@ -53,7 +53,7 @@ class Encoded:
 
 
 def family(kind: ColumnType) -> str:
-    """The type without its modifier; types of one family have comparable keys."""
+    """Return the type without its modifier; types of one family have comparable keys."""
     if kind.integer:
         return "integer"
     if kind.numeric:
@@ -65,7 +65,7 @@ def family(kind: ColumnType) -> str:
 
 
 def is_scalar(kind: ColumnType) -> bool:
-    """Whether it is certain that the type is no composite one."""
+    """Tell whether it is certain that the type is not composite."""
     plain = kind.exact or kind.integer or kind.numeric or kind.floating or kind.base.endswith("[]")
     return plain or family(kind) in ("text", "interval", "json", "jsonb")
 
@@ -74,7 +74,7 @@ def is_scalar(kind: ColumnType) -> bool:
 
 
 def value(reference: str, kind: ColumnType) -> Encoded:
-    """The value itself, opaque to Spark."""
+    """Return the value itself, opaque to Spark."""
     if kind.integer:
         return Encoded(f"({reference})::bigint", "bigint")
     if kind.base == "record":
@@ -84,26 +84,26 @@ def value(reference: str, kind: ColumnType) -> Encoded:
     if kind.base in _OBJECTS:
         return Encoded(f"({reference})::bigint", "bigint")
     if " ".join(_TYPMOD.sub("", kind.base).split()) in ("character", "bpchar"):
-        return Encoded(f"textin(bpcharout({reference}))", "text")  # a cast to text drops blanks at the end
+        return Encoded(f"textin(bpcharout({reference}))", "text")  # a cast to text drops trailing blanks
     if "." in kind.base:
-        # Somebody's own type may have a cast to text that shows something else than its output function.
+        # A user's type may have a cast to text that differs from its output function.
         shown = f"CASE WHEN ({reference}) IS DISTINCT FROM NULL THEN concat(({reference})) END"
         return Encoded(shown, "text")
     return Encoded(f"({reference})::text", "text")
 
 
 def decoded(reference: str, kind: ColumnType) -> str:
-    """A value that came back, in its own type and collation."""
+    """Return a value that came back, in its own type and collation."""
     return restored(reference, kind)
 
 
 def presence(reference: str) -> Encoded:
-    """1 unless the value is NULL; a composite with a NULL in it is none."""
+    """Return 1 unless the value is NULL; a composite that contains a NULL is not NULL."""
     return Encoded(f"CASE WHEN ({reference}) IS DISTINCT FROM NULL THEN 1::bigint END", "bigint")
 
 
 def truth(reference: str) -> Encoded:
-    """A condition as 1, 0 or NULL."""
+    """Return a condition as 1, 0 or NULL."""
     return Encoded(f"({reference})::integer::bigint", "bigint")
 
 
@@ -111,7 +111,7 @@ def truth(reference: str) -> Encoded:
 
 
 def key(reference: str, kind: ColumnType, among: str | None = None) -> Encoded:
-    """A value that stands for the equality of its type, or of the family of types it is compared in."""
+    """Return a value for the equality of its type, or of the family of types it is compared in."""
     among = among or family(kind)
     if not kind.deterministic:
         raise Refused(
@@ -137,7 +137,7 @@ def key(reference: str, kind: ColumnType, among: str | None = None) -> Encoded:
 
 
 def common_family(left: ColumnType, right: ColumnType) -> str:
-    """The family in which PostgreSQL compares two types."""
+    """Return the family in which PostgreSQL compares two types."""
     families = {family(left), family(right)}
     if len(families) == 1:
         return families.pop()
@@ -151,7 +151,7 @@ def common_family(left: ColumnType, right: ColumnType) -> str:
 
 
 def order(reference: str, kind: ColumnType, *, among: str | None = None, scale: int | None = None) -> Encoded:
-    """A value that compares as its type does, or as the family of types it is compared in.
+    """Return a value that compares as its type does, or as the family of types it is compared in.
 
     Numerics that are compared must have one scale: Spark would round the longer fraction to the shorter.
     """
@@ -189,12 +189,12 @@ def order(reference: str, kind: ColumnType, *, among: str | None = None, scale: 
 
 
 def order_scale(kind: ColumnType) -> int:
-    """Fractional digits by which numerics of a type are compared."""
+    """Return the fractional digits by which numerics of a type are compared."""
     return kind.scale if kind.scale is not None and kind.scale <= LARGEST_SCALE else LARGEST_SCALE
 
 
 def bounded(reference: str, scale: int, *, declared: bool = False) -> Encoded:
-    """A numeric as an exact decimal of this scale; checked while it is read, unless its type declares it."""
+    """Return a numeric as an exact decimal of this scale, checked while reading if its type is open."""
     text = f"({reference})::text"
     if not declared:
         text = f"CASE WHEN min_scale({reference}) > {scale} THEN '{OUT_OF_BOUNDS}' ELSE '' END || {text}"
@@ -202,7 +202,7 @@ def bounded(reference: str, scale: int, *, declared: bool = False) -> Encoded:
 
 
 def scale_of(reference: str) -> Encoded:
-    """How many fractional digits a numeric shows."""
+    """Return how many fractional digits a numeric shows."""
     return Encoded(f"scale({reference})::bigint", "bigint")
 
 
@@ -221,7 +221,7 @@ def _microseconds(reference: str, start: int = 0) -> str:
 
 
 def _seconds(reference: str) -> str:
-    """What an interval is compared by: a month has 30 days and a day 24 hours. NULL if it is infinite."""
+    """Return what an interval is compared by: a month has 30 days, a day 24 hours. NULL if infinite."""
     part = {
         name: f"extract({name} FROM {reference})"
         for name in ("year", "month", "day", "hour", "minute", "second")

@@ -1,9 +1,9 @@
-"""From PostgreSQL into Spark: through the driver for little, by tasks under one snapshot for much.
+"""From PostgreSQL into Spark: through the driver for few rows, by tasks under one snapshot for many.
 
-Two transports serve the tasks, with the same ranges, snapshot, settings and SQL: ADBC, always there, and
-Spark's JDBC source in binary mode, taken when its driver is on the session's class path, the DSN can be said
-in its terms and the table has no long values. Spark may push no predicate down: PostgreSQL could give other
-rows for it under its own collation.
+Two transports serve the tasks, with the same ranges, snapshot, settings and SQL. ADBC is always available.
+Spark's JDBC source in binary mode is used when its driver is on the session's class path, the DSN can be
+expressed in its terms and the table has no long values. Spark must not push down predicates: PostgreSQL could
+give other rows for them under its own collation.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from headwater.errors import EngineUnavailable, RefreshFailed
 Transport = Literal["auto", "adbc", "jdbc"]
 
 FETCH_LIMIT = 512 << 20
-"""The most that comes through the driver; what is larger is for tasks."""
+"""The most bytes that come through the driver; larger results are read by tasks."""
 JDBC_DRIVER = "org.postgresql.Driver"
 JDBC_ROWS = 2_000
-"""Rows that the JDBC driver holds at once; more make nothing faster."""
+"""Rows that the JDBC driver holds at once; more would not be faster."""
 JDBC_BUFFER_MB = 128
 """The most memory that these may take; beyond it the driver reports an error instead of exhausting Spark."""
 _MINIMAL_BLOCK = 1 << 16
 _CTID_COLUMN = "hw_ctid"
 
-# What libpq calls a parameter and what the JDBC driver calls it. A DSN that needs more goes by ADBC.
+# The names of parameters for libpq and for the JDBC driver. A DSN with others uses ADBC.
 _JDBC_PARAMETERS = {
     "user": "user",
     "password": "password",
@@ -51,7 +51,7 @@ _JDBC_PARAMETERS = {
     "sslrootcert": "sslrootcert",
     "connect_timeout": "connectTimeout",
 }
-# These have a meaning for libpq alone, or say what the JDBC driver does anyway.
+# These have a meaning for libpq alone, or state what the JDBC driver does anyway.
 _JDBC_IGNORED = frozenset(
     "host port dbname passfile client_encoding fallback_application_name gssencmode sslcompression sslsni"
     " keepalives keepalives_idle keepalives_interval keepalives_count krbsrvname gssdelegation"
@@ -69,7 +69,7 @@ cloudpickle.register_pickle_by_value(remote)  # type: ignore[no-untyped-call]
 
 
 def fetch(connection: Connection, query: str, columns: Sequence[Column]) -> pa.Table:
-    """The rows of a query, through the connection and as its transaction sees them."""
+    """Return the rows of a query, through the connection and as its transaction sees them."""
     schema = arrow_schema(columns)
     texts = [sql.Identifier(column.name) for column in columns if column.kind == "text"]
     # NULL is nothing between the commas; an empty text is quoted like every other text.
@@ -144,9 +144,9 @@ def bulk_frame(
     transport: Transport = "auto",
     note: remote.Note | None = None,
 ) -> DataFrame:
-    """A frame whose partitions read their ranges when an action runs; the snapshot must live until then.
+    """Return a frame whose partitions read their ranges in an action; the snapshot must live until then.
 
-    With ADBC, tasks note for a job what they read.
+    With ADBC, tasks record for a job what they read.
     """
     if transport == "auto":
         transport = suitable_transport(session, dsn, read)
@@ -173,14 +173,14 @@ def bulk_frame(
 
 
 def suitable_transport(session: SparkSession, dsn: str, read: BulkRead) -> Transport:
-    """The JDBC driver fetches by number of rows, ADBC by size: long rows are for ADBC."""
+    """Return the transport: JDBC fetches by number of rows, ADBC by size, so long rows are for ADBC."""
     if not jdbc_available(session) or jdbc_address(dsn) is None:
         return "adbc"
     return "jdbc" if _short_rows(dsn, read.relation) else "adbc"
 
 
 def ctid_ranges(ctid: str | None, pages: int, tasks: int) -> list[str]:
-    """Conditions that share out the pages; the last is open, for the table may have grown meanwhile.
+    """Return conditions that share out the pages; the last is open, because the table may have grown.
 
     >>> ctid_ranges("ctid", 10, 2)
     ["ctid < '(5,0)'::pg_catalog.tid", "ctid >= '(5,0)'::pg_catalog.tid"]
@@ -238,7 +238,7 @@ def _jdbc_frame(
 
 
 def _short_rows(dsn: str, relation: str | None) -> bool:
-    """Whether a table has no value that had to be stored apart from its row."""
+    """Tell whether a table has no value that had to be stored outside its row."""
     if relation is None:
         return False
     question = (
@@ -254,7 +254,7 @@ def _short_rows(dsn: str, relation: str | None) -> bool:
 
 
 def jdbc_available(session: SparkSession) -> bool:
-    """Whether the session can load PostgreSQL's JDBC driver; through Spark Connect nobody can tell."""
+    """Tell whether the session can load PostgreSQL's JDBC driver; unknown through Spark Connect."""
     jvm: Any = getattr(session, "_jvm", None)
     if jvm is None:
         return False
@@ -263,7 +263,7 @@ def jdbc_available(session: SparkSession) -> bool:
 
 
 def jdbc_address(dsn: str) -> tuple[str, dict[str, str]] | None:
-    """A DSN, with what the environment adds, as JDBC URL and properties; None if it cannot be said so.
+    """Return a DSN, with the environment's additions, as JDBC URL and properties; None if it cannot be.
 
     >>> url, properties = jdbc_address("postgresql://ann:secret@db:5433/shop?sslmode=require")
     >>> url, properties["user"], properties["sslmode"]
@@ -292,7 +292,7 @@ def jdbc_address(dsn: str) -> tuple[str, dict[str, str]] | None:
 
 
 def access(dsn: str, settings: Mapping[str, str]) -> remote.Access:
-    """What tasks need to connect, also where the environment is not this one, and what they must not show."""
+    """Return what tasks need to connect, also in another environment, and what they must not show."""
     parts = _complete(dsn)
     password = parts.get("password")
     secrets = (password, quote(password, safe="")) if password else ()
@@ -300,7 +300,7 @@ def access(dsn: str, settings: Mapping[str, str]) -> remote.Access:
 
 
 def _complete(dsn: str) -> dict[str, str]:
-    """The parameters of a DSN, with those that the environment adds to it here."""
+    """Return the parameters of a DSN, with those that the environment adds to it here."""
     return {**_environment(), **_given(dsn)}
 
 

@@ -1,18 +1,18 @@
 """What runs inside Spark's tasks: the standard library, pyarrow and ADBC, nothing of Headwater.
 
-The module travels by value, so executors need pyarrow and adbc-driver-postgresql and no more. A task opens
-its own connection and closes it on every way out. A worker that Spark kills loses its socket; the server,
-asked to look after its client, then ends the statement.
+The module travels by value, so executors need only pyarrow and adbc-driver-postgresql. A task opens its own
+connection and closes it on every way out. A worker that Spark kills loses its socket; the server, which
+checks for its client, then ends the statement.
 
 Writing is exactly once per partition. A task stores its rows and inserts a claim for (job, part, number) in
 one transaction. The claim comes last, so of two attempts at one partition the faster one wins, and the other
 finds the claim and rolls back. A task that cannot tell whether its commit arrived fails; the next attempt
-finds the claim, or not. Which rows make up a partition must therefore not depend on the attempt: partitions
-come from ctid ranges under one snapshot, or from hashing columns.
+finds the claim, or not. So the rows of a partition must not depend on the attempt: partitions come from ctid
+ranges under one snapshot, or from hashing columns.
 
-What moved and how long the database took for it is noted with the claim. A task that only reads notes it
-after its last row, in a transaction of its own; what is read twice is noted twice, for it left the database
-twice.
+What moved, and how long the database took for it, is recorded with the claim. A task that only reads records
+it after its last row, in a transaction of its own; what is read twice is recorded twice, because it left the
+database twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH_BYTES = 4 << 20
 VALUE_LIMIT = 64 << 20
 """The longest text that may travel: several copies of it are in memory on the way."""
 CLIENT_CHECK_MS = "1000"
-"""How often a running statement looks whether its client, a task, is still there."""
+"""How often a running statement checks whether its client, a task, is still there."""
 KNOWN_DATABASES = 8
 CONNECTION_FAILURE = "08006"
 CLAIMS = '"headwater"."job_part"'
@@ -46,7 +46,7 @@ Batches = Iterator[pa.RecordBatch]
 
 
 class TaskError(Exception):
-    """What went wrong in a task, in a form that survives being text in Spark's own error."""
+    """The failure of a task, in a form that survives being text in Spark's own error."""
 
     def __init__(self, message: str, *, sqlstate: str = "", detail: str = "", hint: str = "") -> None:
         self.message = message[:_LONGEST_TEXT]
@@ -67,7 +67,7 @@ class TaskError(Exception):
 
     @classmethod
     def found_in(cls, text: str) -> TaskError | None:
-        """The error whose text is somewhere in `text`."""
+        """Return the error whose text is somewhere in `text`."""
         _, mark, rest = text.rpartition(_MARK)
         if not mark:
             return None
@@ -103,7 +103,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Note:
-    """Under which name a job keeps what its tasks read."""
+    """The name under which a job records what its tasks read."""
 
     job: int
     part: str
@@ -111,7 +111,7 @@ class Note:
 
 @dataclass
 class Meter:
-    """What passed by, and how long the side that is measured took for it."""
+    """What passed by, and how long the measured side took for it."""
 
     rows: int = 0
     bytes: int = 0
@@ -130,7 +130,7 @@ class Meter:
             self.seconds += time.perf_counter() - begun
 
     def pulled(self, batches: Batches) -> Batches:
-        """The same batches; the time until each is there counts."""
+        """Yield the same batches; the time until each arrives counts."""
         while True:
             with self.running():
                 batch = next(batches, None)
@@ -148,7 +148,7 @@ def reading(
     kinds: Sequence[str],
     note: Note | None = None,
 ) -> Callable[[Batches], Batches]:
-    """A function for mapInArrow that turns numbers of statements into the rows of these."""
+    """Return a function for mapInArrow that turns numbers of statements into their rows."""
     schema = arrow_schema(names, kinds)
 
     def run(batches: Batches) -> Batches:
@@ -160,7 +160,7 @@ def reading(
 
 
 def writing(access: Access, target: Target) -> Callable[[Batches], Batches]:
-    """A function for mapInArrow that stores its partition; one row comes back: how many it stored."""
+    """Return a function for mapInArrow that stores its partition, and returns how many rows in one row."""
 
     def run(batches: Batches) -> Batches:
         from pyspark import TaskContext
@@ -181,7 +181,7 @@ def read(
     note: Note | None = None,
     number: int = 0,
 ) -> Batches:
-    """The rows of a statement as the snapshot's exporter sees them; noted if wanted, under a number."""
+    """Yield the rows of a statement as the snapshot's exporter sees them; record them if wanted."""
     meter = Meter()
     with connected(access) as connection:
         with connection.cursor() as cursor:
@@ -223,17 +223,17 @@ def _figures(meter: Meter) -> str:
 
 
 def _reader(cursor: Any) -> Any:
-    """The batches of a result. The reader that the driver gives to everybody loses an error's SQLSTATE."""
+    """Return the batches of a result; the driver's usual reader loses an error's SQLSTATE."""
     results = getattr(cursor, "_results", None)
     return cursor.fetch_record_batch() if results is None else results.reader
 
 
 def write(access: Access, target: Target, number: int, batches: Batches) -> int:
-    """Stores the rows of a partition, unless another attempt has; how many rows of it are stored."""
+    """Store the rows of a partition, unless another attempt has; return how many are stored."""
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
         return 0
-    # The time that the rows take to come is not the database's.
+    # The time until rows arrive is not the database's.
     given = Meter()
     begun = time.perf_counter()
     with connected(access) as connection, connection.cursor() as cursor:
@@ -273,7 +273,7 @@ def _store(cursor: Any, target: Target, batches: Batches) -> int:
         cursor.execute(f"INSERT INTO {table} {target.finish}")
         return _known(cursor.rowcount)
     except Exception:
-        # The C stream between the batches and the driver keeps only the text of an error in the former.
+        # The C stream between the batches and the driver keeps only the text of an error in the batches.
         if failures:
             raise failures[0] from None
         raise
@@ -295,7 +295,7 @@ def _claimed(cursor: Any, target: Target, number: int) -> int | None:
 
 
 def _claim(cursor: Any, target: Target, number: int, stored: Meter) -> bool:
-    """Waits for another attempt that is about to commit the same claim; false if it did."""
+    """Wait for another attempt that is about to commit the same claim; return False if it did."""
     cursor.execute(
         f"INSERT INTO {CLAIMS} (job_id, part, number, rows, bytes, ms)"
         f" VALUES ({target.job:d}, {literal(target.part)}, {number:d}, {_figures(stored)})"
@@ -306,7 +306,7 @@ def _claim(cursor: Any, target: Target, number: int, stored: Meter) -> bool:
 
 @contextmanager
 def connected(access: Access) -> Iterator[Any]:
-    """A connection in a transaction that is rolled back unless committed; errors become TaskErrors."""
+    """Provide a connection in a transaction that is rolled back unless committed; raise TaskErrors."""
     connection: Any = None
     try:
         connection = _open(access.dsn)
@@ -316,9 +316,9 @@ def connected(access: Access) -> Iterator[Any]:
                 for name, value in (*access.settings, ("client_encoding", "UTF8"))
             )
             cursor.execute(f"SELECT {settings}")
-            # What is not fetched is cancelled.
+            # Results that are not fetched are cancelled.
             cursor.fetchall()
-            # Not every platform's server can do this.
+            # The server cannot do this on every platform.
             with suppress(adbc_driver_manager.Error):
                 cursor.execute(f"SET client_connection_check_interval = {CLIENT_CHECK_MS}")
         connection.adbc_connection.set_autocommit(False)
@@ -333,15 +333,15 @@ def connected(access: Access) -> Iterator[Any]:
 
 
 class _Kept:
-    """In the place of what the driver knows of a database, which is to outlive a connection to it."""
+    """Holds what the driver knows about a database, which must outlive a connection to it."""
 
     def close(self) -> None:
         pass
 
 
 def _open(dsn: str) -> Any:
-    """A connection. What the driver asks about types takes ten times as long; a worker asks once."""
-    # Kept where it stays for the next task, for this module is made anew for each.
+    """Return a connection. The driver's questions about types take ten times as long; a worker asks once."""
+    # Kept where it stays for the next task, because this module is created again for each.
     known = vars(adbc_driver_postgresql).setdefault("_headwater_databases", {})
     if dsn not in known:
         if len(known) >= KNOWN_DATABASES:
@@ -363,7 +363,7 @@ def _described(error: Exception, access: Access) -> TaskError:
         parts = {name: text.replace(secret, "***") for name, text in parts.items()}
     sqlstate = getattr(error, "sqlstate", None) or ""
     if not sqlstate and getattr(error, "status_code", None) == adbc_driver_manager.AdbcStatusCode.IO:
-        # Nobody was there to send one: the connection could not be made, or broke.
+        # There is no SQLSTATE: the connection could not be made, or broke.
         sqlstate = CONNECTION_FAILURE
     return TaskError(parts.pop("message"), sqlstate=sqlstate, **parts)
 
@@ -404,17 +404,17 @@ def _conformed(batches: Batches, schema: pa.Schema, failures: list[Exception]) -
 
 
 def arrow_schema(names: Sequence[str], kinds: Sequence[str]) -> pa.Schema:
-    """The Arrow form of columns on the wire."""
+    """Return the Arrow form of columns on the wire."""
     types: Mapping[str, pa.DataType] = {"bigint": pa.int64(), "text": pa.string()}
     return pa.schema([(name, types[kind]) for name, kind in zip(names, kinds, strict=True)])
 
 
 def literal(text: str) -> str:
-    """A string in SQL, whatever standard_conforming_strings says."""
+    """Return a string in SQL, whatever standard_conforming_strings says."""
     escaped = text.replace("'", "''")
     return f"'{escaped}'" if "\\" not in text else "E'" + escaped.replace("\\", "\\\\") + "'"
 
 
 def quoted(name: str) -> str:
-    """A name in SQL."""
+    """Return a name in SQL."""
     return '"' + name.replace('"', '""') + '"'

@@ -27,7 +27,7 @@ class BulkRead:
     select: str
     """SELECT and its list, such as `SELECT (o.id)::bigint AS c0, (o.note)::text AS c1`."""
     source: str
-    """What follows FROM."""
+    """The text after FROM."""
     conditions: tuple[str, ...]
     """All must hold."""
     columns: tuple[Column, ...]

@@ -1,4 +1,4 @@
-"""From Spark into PostgreSQL: through the driver for little, by tasks for much."""
+"""From Spark into PostgreSQL: through the driver for few rows, by tasks for many."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from headwater.engine.spark.transport.read import access, arrow_schema, spark_sc
 from headwater.engine.spark.transport.wire import Column
 
 _ROWS_AT_ONCE = 1 << 16
-# In this order: what an escape adds must not be escaped again.
+# In this order: what one escape adds must not be escaped again.
 _ESCAPES = (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r"))
 _TAB, _NEWLINE, _NOTHING = (pa.scalar(text, pa.large_string()) for text in ("\t", "\n", ""))
 _SPECIAL = r"[\\\t\n\r]"
 
 
 def put(connection: Connection, table: str, data: pa.Table, columns: Sequence[Column]) -> int:
-    """Copies a table through the connection, in its transaction; how many rows.
+    """Copy a table through the connection, in its transaction; return how many rows.
 
     In COPY's text format: in CSV, servers before 18 take \\. on a line of its own for the end of the data,
     also within quotes.
@@ -44,7 +44,7 @@ def put(connection: Connection, table: str, data: pa.Table, columns: Sequence[Co
 
 
 def copy_text(data: pa.Table) -> Iterator[memoryview]:
-    """Rows as COPY's text format writes them, without a loop over values.
+    """Yield rows as COPY's text format writes them, without a loop over values.
 
     >>> table = pa.table({"a": pa.array([1, None]), "b": pa.array(["x\\ty", ""])})
     >>> [bytes(chunk) for chunk in copy_text(table)]
@@ -54,7 +54,7 @@ def copy_text(data: pa.Table) -> Iterator[memoryview]:
         if not batch.num_rows:
             continue
         texts = [_escaped(column) for column in batch.columns]
-        # The same kernel puts the ends of the lines: what is between a line and nothing.
+        # The same kernel adds line ends: it joins a line and nothing.
         lines = pc.binary_join_element_wise(*texts, _TAB, null_handling="replace", null_replacement=r"\N")
         lines = pc.binary_join_element_wise(lines, _NOTHING, _NEWLINE)
         _, offsets, content = lines.buffers()
@@ -68,7 +68,7 @@ def _ends(offsets: pa.Buffer, lines: pa.Array) -> tuple[int, int]:
 
 
 def _escaped(column: pa.Array) -> pa.Array:
-    # Sixty-four bit offsets, for the lines of a batch together may be long.
+    # 64-bit offsets, because the lines of a batch together may be long.
     text = column.cast(pa.large_string())
     if pa.types.is_integer(column.type) or not pc.any(pc.match_substring_regex(text, _SPECIAL)).as_py():
         return text
@@ -88,10 +88,10 @@ def write_by_tasks(
     table: str,
     finish: str | None,
 ) -> int:
-    """Stores a frame's rows, each partition by its task, exactly once; how many rows there are now.
+    """Store a frame's rows, each partition by its task, exactly once; return how many rows there are.
 
-    Without `finish` the rows go into the table as they are; else it is a SELECT over pg_temp.hw_part whose
-    rows go.
+    Without `finish` the rows go into the table as they are; otherwise it is a SELECT over pg_temp.hw_part
+    whose rows go there.
     """
     wanted = spark_schema(columns)
     if [field.dataType for field in frame.schema.fields] != [field.dataType for field in wanted.fields]:
@@ -118,7 +118,7 @@ def write_by_tasks(
 
 
 def pipe(source: Connection, source_sql: str, target: Connection, target_table: str) -> int:
-    """Copies the rows of a query on one connection into a table of the same columns on another; how many."""
+    """Copy the rows of a query on one connection into a table on another; return how many."""
     copy_out = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(statement(source_sql))
     copy_in = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(statement(target_table))
     with target.cursor() as cursor:
@@ -129,7 +129,7 @@ def pipe(source: Connection, source_sql: str, target: Connection, target_table: 
 
 
 def split_name(table: str) -> tuple[str, str]:
-    """The schema and the name of a table in SQL; no schema is the empty text.
+    """Return the schema and the name of a table in SQL; no schema is the empty text.
 
     >>> split_name('"head""water".job_1'), split_name('"a.b"')
     (('head"water', 'job_1'), ('', 'a.b'))
@@ -138,7 +138,7 @@ def split_name(table: str) -> tuple[str, str]:
     inside = False
     for position, sign in enumerate(table):
         if sign == '"':
-            # A doubled quote within quotes is one of the name.
+            # A doubled quote within quotes is one quote of the name.
             if not inside and position and table[position - 1] == '"':
                 parts[-1] += sign
             inside = not inside
