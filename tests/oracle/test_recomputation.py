@@ -26,7 +26,7 @@ SOAK_SECONDS = float(os.environ.get("HEADWATER_SOAK_SECONDS") or 0)
 SPARK_EXAMPLES = 10
 """Of the property on Spark, where each takes seconds."""
 
-Connect = Callable[[str], headwater.Headwater]
+Connect = Callable[..., headwater.Headwater]
 
 
 class Script:
