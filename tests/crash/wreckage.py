@@ -17,6 +17,9 @@ Connection = psycopg.Connection[Any]
 
 # Each finds things of one kind that belong to nothing in the catalog.
 ORPHANS = {
+    "compiled refresh": """
+        SELECT proname FROM pg_proc WHERE pronamespace = 'headwater_defs'::regnamespace
+        AND NOT EXISTS (SELECT FROM headwater.stream_table st WHERE proname = 'refresh_' || st.id)""",
     "definition": """
         SELECT relname FROM pg_class c WHERE relnamespace = 'headwater_defs'::regnamespace
         AND NOT EXISTS (SELECT FROM headwater.stream_table st WHERE c.oid = headwater.definition(st.id))
@@ -67,7 +70,8 @@ ORPHANS = {
 }  # fmt: skip
 
 # What there is, by names that do not depend on numbers that differ from run to run. Retired storage goes when
-# nobody can need it any more, which may be later in one run than in another.
+# nobody can need it any more, which may be later in one run than in another. Refreshes are compiled after the
+# transaction of a command, by the next refresh if the command was killed.
 OBJECTS = {
     "relation": """
         SELECT concat_ws(' ', n.nspname, c.relname, c.relkind) FROM pg_class c
@@ -77,7 +81,7 @@ OBJECTS = {
                  AND (c.relkind = 'i' OR c.relname ~ '_until_[0-9]+$'))""",
     "function": """
         SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-        WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'""",
+        WHERE n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'headwater_defs')""",
     "trigger": "SELECT concat_ws(' ', tgrelid::regclass, tgname, tgenabled) FROM pg_trigger"
     " WHERE NOT tgisinternal",
 }

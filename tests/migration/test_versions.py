@@ -149,7 +149,11 @@ def test_a_migration_waits_for_a_refresh_and_later_ones_see_it(dsn: str) -> None
                     wait_until_blocked(hw.connection, migrating.info.backend_pid, future)
 
         refresher = Refresher(
-            worker, Settings(), DefinitionReader(worker), EngineSelector(Route(dsn)), Meeting
+            worker,
+            Settings(compiled_refreshes=False),
+            DefinitionReader(worker),
+            EngineSelector(Route(dsn)),
+            Meeting,
         )
         st = catalog.find(worker, "public.st")
         with ThreadPoolExecutor(max_workers=1) as pool:

@@ -60,8 +60,6 @@ OF_A_REFRESH = [
     ("engine", "reader_schedules"),
     ("consumers", "followed"),
     ("service", "past"),
-    ("service", "hold"),
-    ("service", "fence"),
 ]
 """What is asked of a stream table or of a few: these read nothing of the others."""
 SEARCHES = {

@@ -10,6 +10,7 @@ from headwater.api import Headwater
 from headwater.bench import capture as capturing
 from headwater.bench import delta as deltas
 from headwater.bench import plot as draw
+from headwater.bench import refresh as refreshing
 from headwater.bench import start as starting
 from headwater.bench import tpch as tpc_h
 from headwater.bench import transfer
@@ -141,3 +142,15 @@ def start(invocation: Invocation, repetitions: int) -> None:
             found = starting.measure(hw, dsn, repetitions=repetitions, progress=invocation.tell)
     measured = [{**document.plain(item), "against_baseline": item.against_baseline} for item in found]
     present(invocation, {"figure": "start", "measurements": measured}, show.starts(found))
+
+
+def refresh(invocation: Invocation, changes: int) -> None:
+    """Measure small refreshes."""
+    with bench_database(invocation.dsn, invocation.tell) as dsn:
+        with Headwater(dsn) as hw:
+            hw.init()
+            found = refreshing.measure(hw, dsn, changes=changes, progress=invocation.tell)
+    measured = [
+        {**document.plain(item), "p50_ratio": item.p50_ratio, "p99_ratio": item.p99_ratio} for item in found
+    ]
+    present(invocation, {"figure": "refresh", "measurements": measured}, show.refreshes(found))

@@ -184,6 +184,20 @@ COMMANDS = (
         *OUTPUT,
     ),
     Verb(
+        "refresh",
+        "bench:refresh",
+        """Measure refreshes of one changed row against a MERGE written by hand.
+
+        From the commit of the change until the result is visible; with round trips and CPU time, and for
+        chains of stream tables that read each other.
+
+        \b
+        Example: headwater bench refresh --changes 500
+        """,
+        number("--changes", 300, "Changes for each case."),
+        *OUTPUT,
+    ),
+    Verb(
         "start",
         "bench:start",
         """Measure the start of the program against importing what it cannot do without.

@@ -49,9 +49,8 @@ class Subject:
     change_tables: dict[int, str]  # by source
     labels: dict[int, str]
     view: int  # the relation that shows the stream table
-    relations: Sequence[int]  # what is looked up for the fingerprint
-    functions: Sequence[int]
-    fingerprint: str
+    checked: Sequence[Sequence[int]]  # the arguments of headwater.fingerprint()
+    fingerprint: str  # its result
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ DECLARE
 BEGIN
     -- 1. Nothing changed that this function was made from.
     IF __hw_token <> '{token}'
-       OR headwater.fingerprint({relations}, {functions}) <> {fingerprint}
+       OR headwater.fingerprint({checked}) <> {fingerprint}
        OR {own_changes_differ} THEN
         RAISE EXCEPTION USING ERRCODE = '{outdated}', MESSAGE = 'what it was compiled from has changed';
     END IF;
@@ -217,8 +216,7 @@ def _body(subject: Subject) -> str:
         outdated=OUTDATED,
         token=_TOKEN,
         variables="\n".join([*variables, *(f"    {_count(place)} bigint;" for place in counts)]),
-        relations=_oids(subject.relations),
-        functions=_oids(subject.functions),
+        checked=", ".join(map(_oids, subject.checked)),
         fingerprint=literal(subject.fingerprint),
         own_changes_differ=_own_changes_differ(subject),
         signature=literal(subject.signature),

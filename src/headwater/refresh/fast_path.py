@@ -252,7 +252,7 @@ class FastPath:
         target = own_target(connection, stream_table, definition)
         own = [change_table_sql(target.change_table)] if target.change_table is not None else []
         names = [storage.storage_sql(number), *map(change_table_sql, change_tables.values()), *own]
-        planned, relations, functions = one(
+        planned, *looked_up = one(
             connection,
             query("compiled", "subject"),
             {
@@ -264,12 +264,11 @@ class FastPath:
         )
         if planned != definition.signature:
             raise TryAgain("its definition changed while its refresh was compiled")
-        uncovered = connection.execute(query("compiled", "uncovered"), {"relations": relations}).fetchone()
+        checked = dict(zip(("relations", "functions", "types", "collations"), looked_up, strict=True))
+        uncovered = connection.execute(query("compiled", "uncovered"), checked).fetchone()
         if uncovered is not None:
             raise NotCovered(str(uncovered[0]))
-        fingerprint = one(
-            connection, "SELECT headwater.fingerprint(%s::oid[], %s::oid[])", (relations, functions)
-        )
+        fingerprint = one(connection, query("compiled", "fingerprint"), checked)
         subject = Subject(
             number,
             stream_table.label,
@@ -280,8 +279,7 @@ class FastPath:
             change_tables,
             {source.relation: source.label for source in sources},
             stream_table.relation,
-            relations,
-            functions,
+            tuple(looked_up),
             str(fingerprint[0]),
         )
         tables = [f"{identifier(str(source.schema))}.{identifier(str(source.name))}" for source in sources]

@@ -32,8 +32,7 @@ def subject(plan: IncrementalPlan, *, readers: bool = False, label: str = "publi
         change_tables={source.relation: f"src_{source.relation}" for source in plan.sources},
         labels=LABELS,
         view=9,
-        relations=[101, 102, 9],
-        functions=[],
+        checked=([101, 102, 9], [], [], [100]),
         fingerprint="f00",
     )
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 
 from headwater.bench.capture import CaptureCosts
 from headwater.bench.delta import DeltaCost
+from headwater.bench.refresh import RefreshCost
 from headwater.bench.start import StartCost
 from headwater.bench.tpch import Means, QueryCost
 from headwater.bench.transfer import Transfers
@@ -139,6 +140,38 @@ def starts(found: Sequence[StartCost]) -> RenderableType:
                 item.baseline,
                 milliseconds(item.baseline_cpu_ms),
                 f"{item.against_baseline:,.2f} ×",
+            )
+            for item in found
+        ],
+    )
+
+
+def refreshes(found: Sequence[RefreshCost]) -> RenderableType:
+    return table(
+        (
+            "one changed row",
+            "p50",
+            "p99",
+            "by hand",
+            "p99",
+            "p50 ×",
+            "p99 ×",
+            "round trips",
+            "client",
+            "server",
+        ),
+        [
+            (
+                item.case,
+                milliseconds(item.p50_ms),
+                milliseconds(item.p99_ms),
+                milliseconds(item.hand_p50_ms),
+                milliseconds(item.hand_p99_ms),
+                f"{item.p50_ratio:,.2f}",
+                f"{item.p99_ratio:,.2f}",
+                f"{item.spent.round_trips:,.1f}",
+                milliseconds(item.spent.client_cpu_ms),
+                milliseconds(item.spent.server_cpu_ms),
             )
             for item in found
         ],

@@ -10,44 +10,40 @@ CREATE TABLE headwater.compiled_refresh (
 );
 
 -- Whether anything changed that a plan was made from, at the cost of looking its catalog rows up: a row that was written
--- again has another xmin. It sees what `signature` and `capture_signature` see, and more.
-CREATE FUNCTION headwater.fingerprint(relations oid[], functions oid[]) RETURNS text
+-- again has another xmin. It sees what `signature` and `capture_signature` see, and more. Types and collations are those of
+-- the relations' columns.
+CREATE FUNCTION headwater.fingerprint(relations oid[], functions oid[], types oid[], collations oid[]) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = '' AS $$
 BEGIN
 RETURN (
-SELECT pg_catalog.md5(pg_catalog.concat_ws(
-    E'\n',
+SELECT pg_catalog.concat_ws(
+    ' ',
     (SELECT max(m.version) FROM headwater.migration m),
     (SELECT d.datcollversion FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()),
     -- what TRUNCATE, GRANT or VACUUM write in these rows does not matter
-    (SELECT pg_catalog.string_agg(
-                pg_catalog.concat_ws(' ', c.oid, n.nspname, c.relname, c.relkind, c.relowner, c.reltype, c.relhassubclass,
-                                     c.relispartition, c.relrowsecurity, c.relforcerowsecurity),
-                E'\n' ORDER BY c.oid)
+    (SELECT pg_catalog.bit_xor(pg_catalog.hashtextextended(
+                pg_catalog.concat_ws(' ', n.nspname, c.relname, c.relkind, c.relowner, c.reltype, c.relhassubclass,
+                                     c.relispartition, c.relrowsecurity, c.relforcerowsecurity), c.oid::bigint))
      FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
      WHERE c.oid = ANY (relations)),
     (SELECT pg_catalog.bit_xor(pg_catalog.hashtextextended(a.xmin::pg_catalog.text, a.attrelid::bigint * 2048 + a.attnum))
      FROM pg_catalog.pg_attribute a WHERE a.attrelid = ANY (relations) AND a.attnum > 0),
-    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', d.oid, d.xmin), E'\n' ORDER BY d.oid)
+    (SELECT pg_catalog.bit_xor(pg_catalog.hashtextextended(d.xmin::pg_catalog.text, d.oid::bigint))
      FROM pg_catalog.pg_attrdef d WHERE d.adrelid = ANY (relations)),
-    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', t.oid, t.xmin), E'\n' ORDER BY t.oid)
+    (SELECT pg_catalog.bit_xor(pg_catalog.hashtextextended(t.xmin::pg_catalog.text, t.oid::bigint))
      FROM pg_catalog.pg_trigger t WHERE t.tgrelid = ANY (relations)),
-    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', r.oid, r.xmin), E'\n' ORDER BY r.oid)
+    (SELECT pg_catalog.bit_xor(pg_catalog.hashtextextended(r.xmin::pg_catalog.text, r.oid::bigint))
      FROM pg_catalog.pg_rewrite r WHERE r.ev_class = ANY (relations)),
-    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', i.inhrelid, i.inhparent), E'\n' ORDER BY i.inhrelid, i.inhparent)
+    (SELECT pg_catalog.bit_xor(pg_catalog.hashtextextended(i.inhparent::pg_catalog.text, i.inhrelid::bigint))
      FROM pg_catalog.pg_inherits i WHERE i.inhrelid = ANY (relations)),
-    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', t.oid, t.xmin), E'\n' ORDER BY t.oid)
-     FROM pg_catalog.pg_type t
-     WHERE t.oid IN (SELECT a.atttypid FROM pg_catalog.pg_attribute a
-                     WHERE a.attrelid = ANY (relations) AND a.attnum > 0 AND a.atttypid >= 16384)),
-    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', o.oid, o.xmin), E'\n' ORDER BY o.oid)
-     FROM pg_catalog.pg_collation o
-     WHERE o.oid IN (SELECT a.attcollation FROM pg_catalog.pg_attribute a
-                     WHERE a.attrelid = ANY (relations) AND a.attnum > 0 AND a.attcollation <> 0)),
-    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', p.oid, p.xmin), E'\n' ORDER BY p.oid)
+    (SELECT pg_catalog.bit_xor(pg_catalog.hashtextextended(t.xmin::pg_catalog.text, t.oid::bigint))
+     FROM pg_catalog.pg_type t WHERE t.oid = ANY (types)),
+    (SELECT pg_catalog.bit_xor(pg_catalog.hashtextextended(o.xmin::pg_catalog.text, o.oid::bigint))
+     FROM pg_catalog.pg_collation o WHERE o.oid = ANY (collations)),
+    (SELECT pg_catalog.bit_xor(pg_catalog.hashtextextended(p.xmin::pg_catalog.text, p.oid::bigint))
      FROM pg_catalog.pg_proc p WHERE p.oid = ANY (functions)),
-    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', g.aggfnoid, g.xmin), E'\n' ORDER BY g.aggfnoid)
-     FROM pg_catalog.pg_aggregate g WHERE g.aggfnoid = ANY (functions))))
+    (SELECT pg_catalog.bit_xor(pg_catalog.hashtextextended(g.xmin::pg_catalog.text, g.aggfnoid::bigint))
+     FROM pg_catalog.pg_aggregate g WHERE g.aggfnoid = ANY (functions)))
 );
 END
 $$;

@@ -400,9 +400,5 @@ WITH gone AS (DELETE FROM headwater.source_column c USING headwater.source s
 UPDATE headwater.source SET change_table = NULL WHERE stream_table_id = %(id)s
 
 -- name: set_frontier
--- The row names the transaction that writes it, by which `state` recognises a restored one: not in a subtransaction.
-INSERT INTO headwater.frontier (stream_table_id, node, snapshot, applied_by)
-VALUES (%(id)s, 0, pg_current_snapshot(), pg_current_xact_id())
-ON CONFLICT (stream_table_id, node)
-DO UPDATE SET snapshot = excluded.snapshot, applied_by = excluded.applied_by
-RETURNING snapshot::text
+-- A stream table is as far as this transaction.
+SELECT headwater.move_frontier(%(id)s)::text

@@ -15,7 +15,8 @@ SELECT pg_try_advisory_xact_lock(1214613, (%(id)s::bigint & 2147483647)::int)
 
 -- name: subject
 -- The signature with which a stream table was planned; all relations whose catalog rows its refresh depends on; the functions
--- of users' own that its query calls, those that aggregates consist of, and those that capture changes.
+-- of users' own that its query calls, those that aggregates consist of, and those that capture changes; the types of users'
+-- own and the collations that the relations' columns have.
 WITH read (relations) AS (
     SELECT %(relations)s::oid[] || headwater.definition(%(id)s)
 ), wanted (relations) AS (
@@ -39,7 +40,15 @@ SELECT (SELECT signature FROM headwater.stream_table WHERE id = %(id)s),
                  UNION SELECT f FROM called JOIN pg_aggregate a ON a.aggfnoid = called.oid
                  CROSS JOIN LATERAL unnest(ARRAY[a.aggtransfn, a.aggfinalfn, a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn]
                                            ::oid[]) AS f)
-             ORDER BY p.oid)
+             ORDER BY p.oid),
+       array(SELECT DISTINCT a.atttypid::bigint FROM pg_attribute a
+             WHERE a.attrelid IN (SELECT unnest(relations) FROM wanted) AND a.attnum > 0 AND a.atttypid >= 16384 ORDER BY 1),
+       array(SELECT DISTINCT a.attcollation::bigint FROM pg_attribute a
+             WHERE a.attrelid IN (SELECT unnest(relations) FROM wanted) AND a.attnum > 0 AND a.attcollation <> 0 ORDER BY 1)
+
+-- name: fingerprint
+-- What a compiled refresh compares.
+SELECT headwater.fingerprint(%(relations)s::oid[], %(functions)s::oid[], %(types)s::oid[], %(collations)s::oid[])
 
 -- name: uncovered
 -- What of these relations a compiled refresh does not cover, if anything.

@@ -30,8 +30,8 @@ DECLARE
     __hw_count6 bigint;
 BEGIN
     -- 1. Nothing changed that this function was made from.
-    IF __hw_token <> 'a218a7f0239e5039'
-       OR headwater.fingerprint('{9,101,102}'::oid[], '{}'::oid[]) <> 'f00'
+    IF __hw_token <> 'a19f2e21e7e7030c'
+       OR headwater.fingerprint('{9,101,102}'::oid[], '{}'::oid[], '{}'::oid[], '{100}'::oid[]) <> 'f00'
        OR (SELECT concat_ws(' ', s.change_table, array(SELECT c.attnum FROM headwater.source_column AS c WHERE c.source_id = s.id ORDER BY c.attnum)) FROM headwater.source AS s WHERE s.stream_table_id = 1 AND s.change_table IS NOT NULL) IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'HW002', MESSAGE = 'what it was compiled from has changed';
     END IF;
