@@ -28,6 +28,8 @@ from headwater.errors import HeadwaterError
 
 SCHEMA = "headwater_bench_refresh"
 WARM_UP = 20
+CLEANING = 100
+"""Changes after which a worker would have cleaned up, at that many in a second."""
 ITEMS, SHOPS = 100_000, 1_000
 CHAINS = (10, 50)
 
@@ -180,6 +182,8 @@ def _measured(
                 (hand, partial(in_one_round_trip, other, merge)),
             )[:: 1 if number % 2 else -1]:
                 times.append(_timed(work))
+            if number % CLEANING == 0:
+                refresh.clean()
             if number + 1 == WARM_UP:
                 refresh.begin()
         cost = refresh.end(changes)
@@ -211,6 +215,8 @@ def _chain(
     for number in range(changes + WARM_UP):
         writer.execute(_change(number))
         times.append(_timed(refresh.once))
+        if number % CLEANING == 0:
+            refresh.clean()
         if number + 1 == WARM_UP:
             refresh.begin()
     cost = refresh.end(changes)
@@ -239,12 +245,22 @@ class _Refresh:
         self._refresher.refresh_together(self._members, clean=False)
         self._client += time.thread_time() - started
 
+    def clean(self) -> None:
+        """Clean up, which a worker does once a second and after what it did is visible; it is not counted."""
+        before = self._server_cpu()
+        self._connection.pgconn.untrace()
+        self._refresher.refresh_together(self._members)
+        self._connection.pgconn.trace(self._file.fileno())
+        self._server += self._server_cpu() - before
+
     def begin(self) -> None:
         """Count from here on."""
+        self._file.truncate(0)
         self._client, self._server = 0.0, self._server_cpu()
         self._connection.pgconn.trace(self._file.fileno())
 
     def end(self, changes: int) -> Spent:
+        """Say what was spent for each change."""
         self._connection.pgconn.untrace()
         self._file.close()
         lines = self._trace.read_text(errors="replace").splitlines()
