@@ -31,6 +31,7 @@ from headwater.catalog.stream_tables import StreamTable
 from headwater.config import Settings
 from headwater.db.connection import (
     QUERY_CANCELED,
+    RETRYABLE,
     Connection,
     TryAgain,
     in_one_round_trip,
@@ -196,9 +197,15 @@ class FastPath:
             if known is None or (known.version, known.signature) != (version(), signature):
                 try:
                     self._reader.prepared(partial(self.compile, stream_table_id))
-                except (psycopg.Error, HeadwaterError, TryAgain):
+                except (HeadwaterError, TryAgain):
+                    pass
+                except psycopg.Error as error:
                     if self._connection.closed:
                         return
+                    if error.sqlstate not in RETRYABLE:  # such as for want of a privilege: not each time
+                        self._known[stream_table_id] = CompiledRefresh(
+                            stream_table_id, version(), signature, refused=str(error)
+                        )
 
     def compile(self, stream_table_id: int) -> CompiledRefresh | None:
         """Make the function of a stream table, or write down why it has none; None if it is not the time."""
