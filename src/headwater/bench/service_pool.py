@@ -21,7 +21,7 @@ from headwater.db.connection import Connection, one
 
 STREAM_TABLES = 200
 WORKERS = (4, 8, 16)
-BURSTS = 3
+BURSTS = 5
 SETTINGS = {"scheduler_interval_ms": "500"}
 Kind = Literal["in-process", "external"]
 KINDS: tuple[Kind, ...] = ("in-process", "external")
@@ -30,6 +30,10 @@ JOBS = """
 SELECT extract(epoch FROM assigned_at - %(began)s)::float8,
        extract(epoch FROM finished_at - %(began)s)::float8
 FROM headwater.worker_jobs WHERE finished_at > %(began)s AND assigned_at IS NOT NULL
+"""
+
+WORKED = """
+SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 FROM headwater.refresh WHERE id > %s
 """
 
 
@@ -50,7 +54,7 @@ class PoolRun:
     workers: int
     stream_tables: int
     burst_seconds: float  # from the commit until all are refreshed, the median
-    refreshes_per_second: float
+    refreshes_per_second: float  # from the start of the first to the end of the last, the median
     against_fewest: float  # refreshes a second, relative to the fewest workers of this kind
     cores: float  # how many cores service and server used meanwhile
     seconds: list[Second]
@@ -105,7 +109,7 @@ def _run(
 ) -> PoolRun:
     limit = {"max_concurrent_refreshes": str(workers), "max_dynamic_refresh_workers": str(workers)}
     external = workers if kind == "external" else 0
-    lengths = list[float]()
+    lengths, working = list[float](), list[float]()
     with Service(dsn, SETTINGS | limit, external) as service, _Watch(dsn) as watch:
         service.wait_until_quiet()
         first, began = service.used(), watch.begin()
@@ -116,11 +120,12 @@ def _run(
                 service_scale.change(writer, range(stream_tables))
             service_scale.wait_until_refreshed(writer, latest, stream_tables)
             lengths.append(time.monotonic() - start)
+            working.append(float(one(writer, WORKED, (latest,))[0]))
             service.wait_until_quiet()
         used, length = service.used() - first, time.monotonic() - clock
         queue = watch.end()
     jobs = [(start, end) for start, end in writer.execute(JOBS, {"began": began})]
-    rate = stream_tables / statistics.median(lengths)
+    rate = stream_tables / statistics.median(working)
     fewest = next((run for run in before if run.kind == kind), None)
     spent = used.loop_ms + used.hands_ms + (used.server_ms or 0.0)
     return PoolRun(

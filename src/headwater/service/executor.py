@@ -11,7 +11,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 import psycopg
 
@@ -35,6 +36,8 @@ from headwater.errors import (
 from headwater.refresh.claim import Claim
 from headwater.refresh.transaction import MemberFailed, Refresher
 
+MOST_AHEAD = 8
+"""Tasks that one thread has at a time."""
 CLEANING_SECONDS = 1.0
 """What is refreshed more often than this cleans up only so often."""
 
@@ -74,6 +77,7 @@ class Done:
     task: Task
     outcomes: Sequence[Outcome] = ()
     failure: Failure | None = None
+    took: timedelta = timedelta(0)
 
 
 def at_fault(error: HeadwaterError) -> bool:
@@ -142,10 +146,15 @@ class Reserved:
     worker: ThreadWorker
     tasks: queue.SimpleQueue[Task | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread | None = None
+    pending: int = 0  # tasks that it has not finished
 
 
 class Executor:
-    """Runs tasks in threads, as many as are busy at once; `done` is called by these threads."""
+    """Runs tasks in threads, as many as are busy at once; `done` is called by these threads.
+
+    A thread that is busy can be given short tasks to go on with (`follow_up`), so that it need not wait to be
+    looked after.
+    """
 
     def __init__(self, route: Route, done: Callable[[Done], None]) -> None:
         self._route = route
@@ -168,6 +177,17 @@ class Executor:
             chosen.thread.start()
         chosen.tasks.put(task)
 
+    def follow_up(self, task: Task) -> bool:
+        """Give a task to a busy thread, best to one that had it before; False if all of them have enough."""
+        with self._guard:
+            able = [each for each in self._busy if 0 < each.pending < MOST_AHEAD]
+            if not able:
+                return False
+            chosen = min(able, key=lambda each: (task.members not in each.worker.known, each.pending))
+            chosen.pending += 1
+            chosen.tasks.put(task)
+        return True
+
     def reserve(self, members: tuple[int, ...] | None = None) -> Reserved:
         """Reserve a thread for a task to come, one that had it before if there is such a one."""
         with self._guard:
@@ -176,6 +196,7 @@ class Executor:
             if chosen in self._idle:
                 self._idle.remove(chosen)
             self._busy.add(chosen)
+            chosen.pending = 1
         return chosen
 
     def _new(self) -> Reserved:
@@ -184,6 +205,12 @@ class Executor:
     def give_back(self, reserved: Reserved) -> None:
         """The task did not come."""
         with self._guard:
+            self._finished(reserved)
+
+    def _finished(self, reserved: Reserved) -> None:
+        """Count a task of a thread as finished; the caller has the guard."""
+        reserved.pending -= 1
+        if reserved.pending == 0:
             self._busy.discard(reserved)
             self._idle.append(reserved)
 
@@ -201,7 +228,9 @@ class Executor:
 
     def _work(self, mine: Reserved) -> None:
         while (task := mine.tasks.get()) is not None:
+            began = time.monotonic()
             done = mine.worker.do(task)
-            self.give_back(mine)
-            self._done(done)
+            with self._guard:
+                self._finished(mine)
+            self._done(replace(done, took=timedelta(seconds=time.monotonic() - began)))
         mine.worker.close()

@@ -293,10 +293,14 @@ class Scheduler:
             self._pause = min(self._pause, max(0.001, (next_time - now).total_seconds()))
         outside = self._look_outside(began)
         announced = False
+        at_work = self._executor.busy + sum(job.external and job.claim is None for job in self._jobs.values())
         for number, place in enumerate(ready):
-            if len(self._jobs) >= self._most:
+            if at_work >= self._most and not self._follow_up(place, now):
                 self._backlog = ready[number:]
                 break
+            if at_work >= self._most:
+                continue
+            at_work += 1
             job = Job(0, place.unit.members, place.ready_since or now, place.waits_since)
             self._state.began(place, now)
             self._jobs[job.members] = job
@@ -312,6 +316,18 @@ class Scheduler:
         self._executor.shrink(self._most)
         if self._tell_demand is not None:
             self._tell_demand(Demand(len(self._jobs), len(self._backlog), self._lag))
+
+    def _follow_up(self, place: Place, now: datetime) -> bool:
+        """Give a unit that takes a moment to a thread that is busy; False if that is not to be."""
+        members = place.unit.members
+        if not self._state.is_short(members) or not self._executor.follow_up(Task(members, self._settings)):
+            return False
+        job = Job(self._journal.number_of(members), members, place.ready_since or now, place.waits_since)
+        job.assigned_at, job.started, job.status = now, time.monotonic(), "RUNNING"
+        self._state.began(place, now)
+        self._jobs[members] = job
+        self._journal.add(job)
+        return True
 
     def _start(self, job: Job, now: datetime) -> None:
         job.assigned_at, job.started, job.status = now, time.monotonic(), "RUNNING"
@@ -386,8 +402,7 @@ class Scheduler:
                 error = str(failure.error) if failure else None
                 self._membership.finish(job.claim, {job.engine or ""} - {""}, error, culprit)
             if failure is None:
-                took = timedelta(seconds=time.monotonic() - job.started)
-                self._succeeded(job, done.outcomes, took, now)
+                self._succeeded(job, done.outcomes, done.took, now)
             else:
                 culprit = failure.stream_table_id or job.members[-1]
                 self._failed(control, job, culprit, failure.error, now, counts=at_fault(failure.error))

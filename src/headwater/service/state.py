@@ -29,6 +29,8 @@ from headwater.scheduling.schedules import (
 )
 from headwater.scheduling.tiers import FACTORS, Tier, tier_of
 
+MOMENT = timedelta(milliseconds=20)
+"""A refresh that takes no longer can wait for one that is as short."""
 ROUND_SECONDS = 60.0
 """Once in so long each change table is looked into, whether it is marked or not."""
 
@@ -225,6 +227,15 @@ class SchedulerState:
             self._order.pop(id(place), None)
         for member in place.unit.members:
             self.conditions[member].began = now
+
+    def is_short(self, members: Sequence[int]) -> bool:
+        """Whether refreshing these took a moment the last time."""
+        return all(
+            (condition := self.conditions.get(member)) is not None
+            and condition.failures == 0
+            and timedelta(0) < condition.took <= MOMENT
+            for member in members
+        )
 
     def ended(self, members: Sequence[int], took: timedelta, now: datetime) -> None:
         """A job has done its work."""
