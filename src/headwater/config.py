@@ -265,9 +265,6 @@ RULES: dict[str, _Rule] = {
     ),
     "min_workers": _Rule("fewest workers with adaptive_workers", minimum=1, maximum=MOST_WORKERS),
     "max_workers": _Rule("most workers with adaptive_workers", minimum=1, maximum=MOST_WORKERS),
-    "compiled_refreshes": _Rule(
-        "whether small changes are taken in by a function that is compiled for each stream table", switch=True
-    ),
     "merge_work_mem_mb": _Rule(
         "work_mem of the statements of a refresh in MB, 0 for the server's",
         minimum=0,
@@ -282,6 +279,9 @@ RULES: dict[str, _Rule] = {
         "whether a pooler shares sessions: transaction for yes, none for no, auto finds out; not stored",
         choices=get_args(PoolerMode),
         stored=False,
+    ),
+    "compiled_refreshes": _Rule(
+        "whether small changes are taken in by a function that is compiled for each stream table", switch=True
     ),
     "drain": _Rule("whether the service begins no new refresh; capture goes on", switch=True),
     "audit_interval": _Rule(

@@ -74,6 +74,19 @@ def test_what_capture_costs(tmp_path: Path) -> None:
     assert "<svg" in picture.read_text()
 
 
+def test_small_refreshes_against_a_merge_by_hand() -> None:
+    found = bench("refresh", "--changes", "3")
+    assert found["figure"] == "refresh"
+    measured = {item["case"]: item for item in found["measurements"]}
+    assert list(measured) == [
+        "filter", "join", "aggregate over a join", "distinct", "chain of 10", "chain of 50",
+    ]  # fmt: skip
+    for item in measured.values():
+        assert item["p50_ratio"] == pytest.approx(item["p50_ms"] / item["hand_p50_ms"])
+        assert item["spent"]["round_trips"] == 1, "a chain, too, is one message"
+        assert item["spent"]["client_cpu_ms"] > 0
+
+
 def test_tpcb_without_pgbench(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "_pgbench", lambda _: None)
     with headwater.connect(dsn) as hw:

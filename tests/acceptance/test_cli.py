@@ -314,6 +314,20 @@ def test_explain(program: Program, inside: Inside) -> None:
         assert step["sql"] in text
 
 
+def test_explain_prints_the_compiled_refresh(program: Program, inside: Inside) -> None:
+    inside.run("create", "revenue", "--query", REVENUE)
+    found = program.json("explain", "revenue")
+    assert found["not_compiled"] is None
+    assert found["compiled"].startswith("CREATE OR REPLACE FUNCTION headwater_defs.refresh_")
+    assert "-- 5. The delta" in found["compiled"]
+    assert program.run("explain", "revenue", "--compiled").stdout.strip() == found["compiled"].strip()
+    assert "compiled      yes, for small changes" in program.run("explain", "revenue").stdout
+
+    inside.run("create", "sorted", "--query", "SELECT region FROM sales ORDER BY amount LIMIT 3")
+    text = program.run("explain", "sorted", "--compiled").stdout
+    assert text.startswith("public.sorted has no compiled refresh: its delta needs steps")
+
+
 def test_a_missing_index_is_mentioned(inside: Inside, conn: psycopg.Connection) -> None:
     conn.execute("CREATE TABLE places (region text, country int)")
     conn.execute("INSERT INTO places SELECT 'r' || i, i FROM generate_series(1, 20000) i; ANALYZE places")

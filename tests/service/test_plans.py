@@ -191,6 +191,7 @@ VALUES: dict[str, Any] = {
     "version": "0.1.0",
     "action": "delta",
     "wait": 1,
+    "channel": "headwater_job_ended",
     "worker_id": WORKER,
 }
 OWN_VALUES: dict[tuple[str, str], dict[str, Any]] = {

@@ -51,7 +51,7 @@ NEEDS = {
     "explain": WORKS,
     "verify": WORKS,
     "audits": LOOKS,
-    **{f"bench {name}": WORKS for name in "capture delta read service start tpch write".split()},
+    **{f"bench {name}": WORKS for name in "capture delta read refresh service start tpch write".split()},
 }
 """What each verb loads before it begins. Spark is loaded by a refresh that is computed on it."""
 

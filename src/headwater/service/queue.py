@@ -123,8 +123,7 @@ class Membership:
             "error": error,
             "failed_member": failed_member,
         }
-        self._connection.execute(query("service", "finish"), values)
-        self._connection.execute("SELECT pg_notify(%s, '')", (ENDED_CHANNEL,))
+        self._connection.execute(query("service", "finish"), values | {"channel": ENDED_CHANNEL})
 
     def leave(self) -> None:
         self._connection.execute(query("service", "deregister"), {"worker_id": self.worker_id})
@@ -146,11 +145,11 @@ class External:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def free(self) -> int:
-        """How many more jobs they could take."""
+    def capacity(self) -> tuple[int, int]:
+        """Return how many jobs they take at once, and how many more they could take now."""
         self._connection.execute(query("service", "bury"), {"timeout": TIMEOUT})
         capacity, busy = one(self._connection, query("service", "capacity"))
-        return max(0, int(capacity) - int(busy))
+        return int(capacity), max(0, int(capacity) - int(busy))
 
     def enqueue(self, members: Sequence[int]) -> int:
         values = {"last": members[-1], "members": list(members)}

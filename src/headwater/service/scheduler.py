@@ -41,7 +41,7 @@ from headwater.errors import (
 from headwater.scheduling.backoff import SUSPENDED_AFTER
 from headwater.service import logs
 from headwater.service.audits import Audited, Audits, tell_audited
-from headwater.service.executor import Done, Executor, Task, at_fault
+from headwater.service.executor import MOST_AHEAD, Done, Executor, Task, at_fault
 from headwater.service.history import HistoryCleaning
 from headwater.service.journal import Job, Journal
 from headwater.service.protocol import SCHEDULER, Demand
@@ -106,6 +106,7 @@ class Scheduler:
         self._lag = 0.0  # the longest, in intervals, when it was last reported
         self._slow: set[int] = set()  # units, by their last members, that take longer than they may
         self._outside = False  # there are external workers
+        self._capacity = 0  # jobs that they take at once
 
     # life
 
@@ -212,7 +213,7 @@ class Scheduler:
             self._next_audit = min(self._next_audit, self._audits.earliest)
         self._state.changed({*relations, *self._unmarked(control, began)}, now)
         self._collect(control, now)
-        self._selector(control, now, began)
+        self._dispatch(now, began)
         self._audit(control, now, began)
         self._beat()
         self._ticks += 1
@@ -283,7 +284,8 @@ class Scheduler:
         granted = self.allowance if self.allowance is not None else self._settings.max_dynamic_refresh_workers
         return max(1, min(self._settings.max_concurrent_refreshes, granted))
 
-    def _selector(self, control: Connection, now: datetime, began: float) -> None:
+    def _dispatch(self, now: datetime, began: float) -> None:
+        """Have what is due refreshed: by external workers, by idle threads, by busy ones if it is short."""
         self._pause = self._settings.scheduler_interval_ms / 1000
         self._backlog = []
         if self._stopping or self._settings.drain:
@@ -293,47 +295,60 @@ class Scheduler:
             self._pause = min(self._pause, max(0.001, (next_time - now).total_seconds()))
         outside = self._look_outside(began)
         announced = False
-        at_work = self._executor.busy + sum(job.external and job.claim is None for job in self._jobs.values())
+        external = sum(job.external and job.claim is None for job in self._jobs.values())
+        ahead = max(0, self._capacity * MOST_AHEAD - external)
+        at_work = self._executor.busy + min(external, self._capacity)
         for number, place in enumerate(ready):
-            if at_work >= self._most and not self._follow_up(place, now):
+            if at_work < self._most:
+                at_work += 1
+                if outside > 0:
+                    outside, ahead, announced = outside - 1, ahead - 1, True
+                    self._enqueue(place, now, began)
+                else:
+                    self._start(self._begun(place, now), now)
+            elif ahead > 0 and self._state.is_short(place.unit.members):
+                ahead, announced = ahead - 1, True
+                self._enqueue(place, now, began)
+            elif not self._follow_up(place, now):
                 self._backlog = ready[number:]
                 break
-            if at_work >= self._most:
-                continue
-            at_work += 1
-            job = Job(0, place.unit.members, place.ready_since or now, place.waits_since)
-            self._state.began(place, now)
-            self._jobs[job.members] = job
-            if outside > 0:
-                outside -= 1
-                job.id, job.external, job.asked = self._external.enqueue(job.members), True, began
-                announced = True
-            else:
-                job.id = self._journal.number_of(job.members)
-                self._start(job, now)
         if announced:
             self._external.announce()
         self._executor.shrink(self._most)
         if self._tell_demand is not None:
-            self._tell_demand(Demand(len(self._jobs), len(self._backlog), self._lag))
+            self._tell_demand(Demand(at_work, len(self._backlog), self._lag))
+
+    def _begun(self, place: Place, now: datetime) -> Job:
+        """Return the job of a unit that is refreshed from now on."""
+        members = place.unit.members
+        job = Job(0, members, place.ready_since or now, place.waits_since)
+        self._state.began(place, now)
+        self._jobs[members] = job
+        return job
+
+    def _enqueue(self, place: Place, now: datetime, began: float) -> None:
+        """Put a unit up for external workers."""
+        job = self._begun(place, now)
+        job.id, job.external, job.asked = self._external.enqueue(job.members), True, began
 
     def _follow_up(self, place: Place, now: datetime) -> bool:
         """Give a unit that takes a moment to a thread that is busy; False if that is not to be."""
         members = place.unit.members
         if not self._state.is_short(members) or not self._executor.follow_up(Task(members, self._settings)):
             return False
-        job = Job(self._journal.number_of(members), members, place.ready_since or now, place.waits_since)
-        job.assigned_at, job.started, job.status = now, time.monotonic(), "RUNNING"
-        self._state.began(place, now)
-        self._jobs[members] = job
-        self._journal.add(job)
+        self._record(self._begun(place, now), now)
         return True
 
     def _start(self, job: Job, now: datetime) -> None:
+        self._record(job, now)
+        self._executor.start(Task(job.members, self._settings, job.claim))
+
+    def _record(self, job: Job, now: datetime) -> None:
+        """Have others see that a job of this process runs."""
         job.assigned_at, job.started, job.status = now, time.monotonic(), "RUNNING"
         if job.claim is None:
+            job.id = self._journal.number_of(job.members)
             self._journal.add(job)
-        self._executor.start(Task(job.members, self._settings, job.claim))
 
     # audits
 
@@ -362,9 +377,10 @@ class Scheduler:
         """How many jobs external workers could take now; takes jobs back from those that died."""
         asked = {job.id: job for job in self._jobs.values() if job.external and job.claim is None}
         if not self._outside and began - self._looked_outside < REPORT_SECONDS:
+            self._capacity = 0
             return 0
         self._looked_outside = began
-        free = self._external.free()
+        self._capacity, free = self._external.capacity()
         self._outside = free > 0 or bool(asked)
         if not asked:
             return free

@@ -130,11 +130,14 @@ WHERE id = (SELECT id FROM headwater.worker_jobs
 RETURNING id, attempt, members
 
 -- name: finish
--- Records the result of a job, unless it was taken back.
-UPDATE headwater.worker_jobs
-SET status = %(status)s, engine = %(engine)s, finished_at = clock_timestamp(), error = %(error)s,
-    failed_member = %(failed_member)s
-WHERE id = %(id)s AND attempt = %(attempt)s AND worker_id = %(worker_id)s AND status = 'RUNNING'
+-- Records the result of a job, unless it was taken back, and tells the scheduler.
+WITH finished AS (
+    UPDATE headwater.worker_jobs
+    SET status = %(status)s, engine = %(engine)s, finished_at = clock_timestamp(), error = %(error)s,
+        failed_member = %(failed_member)s
+    WHERE id = %(id)s AND attempt = %(attempt)s AND worker_id = %(worker_id)s AND status = 'RUNNING'
+)
+SELECT pg_notify(%(channel)s, '')
 
 -- name: finished
 -- Those of these jobs that have ended, and how long they took.
