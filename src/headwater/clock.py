@@ -67,10 +67,6 @@ class Phases:
             self._inner[-1] += elapsed
             self.milliseconds[phase] = round(self.milliseconds.get(phase, 0.0) + own, 3)
 
-    def add(self, milliseconds: float, phase: str) -> None:
-        """Count time that passed before."""
-        self.milliseconds[phase] = round(self.milliseconds.get(phase, 0.0) + milliseconds, 3)
-
     def move(self, milliseconds: float, phase: str, target: str) -> None:
         """Count a part of what was measured as one phase for another, which took place within it."""
         moved = min(milliseconds, self.milliseconds.get(phase, 0.0))

@@ -55,9 +55,9 @@ def test_a_fallback_teaches_nothing(dsn: str, hw: Headwater, conn: Connection) -
     refreshed(hw, conn, 10)
     conn.execute(
         "INSERT INTO headwater.refresh (stream_table_id, started_at, finished_at, mode, engine, action,"
-        " status, reason, rows_in, engine_reason)"
+        " status, reason, rows_in, fell_back)"
         " SELECT stream_table_id, now() - interval '1 hour', now(), mode, engine, action, status, reason,"
-        " rows_in, 'instead of Spark: a value' FROM headwater.refresh, generate_series(1, 60)"
+        " rows_in, true FROM headwater.refresh, generate_series(1, 60)"
         " WHERE action = 'delta'"
     )
     with Headwater(dsn) as another:

@@ -117,13 +117,11 @@ VALUES: dict[str, Any] = {
     "engine_reason": "",
     "error": None,
     "failed_member": None,
-    "given_up": "given up",
     "hint": "",
     "hour_retention": "21d",
     "hostname": "here",
     "id": 1,
     "ids": [1, 2, 3],
-    "instead": "instead%",
     "job": None,
     "jobs": [1, 2, 3],
     "kind": "worker",
@@ -192,6 +190,8 @@ VALUES: dict[str, Any] = {
     "action": "delta",
     "wait": 1,
     "channel": "headwater_job_ended",
+    "fell_back": False,
+    "abandoned_ms": None,
     "worker_id": WORKER,
 }
 OWN_VALUES: dict[tuple[str, str], dict[str, Any]] = {

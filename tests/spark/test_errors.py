@@ -15,7 +15,6 @@ from headwater import Headwater, HeadwaterError
 from headwater.config import Settings
 from headwater.db.sqlstates import response
 from headwater.engine.base import Engine
-from headwater.engine.observations import INSTEAD
 from headwater.engine.spark.engine import SparkEngine
 
 Connection = psycopg.Connection[Any]
@@ -72,7 +71,7 @@ def test_each_method_of_the_engine(
             assert _met(hw, conn, name, method, code, monkeypatch)
             entry = hw.history(name)[0]
             assert (entry.action, entry.engine, entry.sqlstate) == ("delta", "postgres", None)
-            assert entry.engine_reason == f"{INSTEAD}: met by {method} (SQLSTATE {code})"
+            assert entry.engine_reason == f"instead of Spark: met by {method} (SQLSTATE {code})"
             assert_fresh(hw, name)
     conn.execute("UPDATE a SET v = v + 1")
     assert hw.refresh(name, engine="spark")[-1].engine == "spark"
@@ -106,7 +105,7 @@ def test_a_load(hw: Headwater, codes: list[str], monkeypatch: pytest.MonkeyPatch
         assert called
         entry = hw.history(f"st{number}")[0]
         assert (entry.action, entry.engine, entry.sqlstate) == ("load", "postgres", None)
-        assert entry.engine_reason == f"{INSTEAD}: met by load (SQLSTATE {code})"
+        assert entry.engine_reason == f"instead of Spark: met by load (SQLSTATE {code})"
         assert_fresh(hw, f"st{number}")
         hw.drop(f"st{number}")
 
@@ -127,7 +126,7 @@ def test_what_only_reading_for_spark_evaluates(hw: Headwater, conn: Connection, 
         conn.execute("INSERT INTO a VALUES (%s, 1, 5, %s)", (number + 100, code))
         outcome = refresh(hw, "st")
         assert (outcome.action, outcome.engine) == ("delta", "postgres")
-        assert outcome.engine_reason == f"{INSTEAD}: -1 is negative (SQLSTATE {code})"
+        assert outcome.engine_reason == f"instead of Spark: -1 is negative (SQLSTATE {code})"
         assert_fresh(hw, "st")
     conn.execute("INSERT INTO b VALUES (100, 1)")
     with pytest.raises(HeadwaterError, match="-1 is negative"):
@@ -149,6 +148,6 @@ def test_what_tasks_meet(hw: Headwater, conn: Connection, monkeypatch: pytest.Mo
     [entry] = hw.history("st")
     assert (entry.action, entry.engine) == ("load", "postgres")
     assert entry.engine_reason == (
-        f"{INSTEAD}: a task met an error that the query itself need not meet: -1 is negative"
+        "instead of Spark: a task met an error that the query itself need not meet: -1 is negative"
     )
     assert_fresh(hw, "st")

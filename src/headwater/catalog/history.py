@@ -48,6 +48,8 @@ class Outcome:
     bytes_in: int | None = None  # read from the database by an engine outside it
     bytes_out: int | None = None  # written back by it
     predicted_ms: float | None = None  # what it was expected to take, if there was one like it
+    fell_back: bool = False  # PostgreSQL computed what Spark was to compute
+    abandoned_ms: float | None = None  # of a delta that was tried first: given up, or failed with `sqlstate`
 
     @property
     def duration_ms(self) -> float:
@@ -80,6 +82,8 @@ class HistoryEntry:
     bytes_in: int | None = None
     bytes_out: int | None = None
     predicted_ms: float | None = None
+    fell_back: bool = False
+    abandoned_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,8 @@ def record(connection: Connection, outcome: Outcome) -> int:
             "bytes_in": outcome.bytes_in,
             "bytes_out": outcome.bytes_out,
             "predicted_ms": outcome.predicted_ms,
+            "fell_back": outcome.fell_back,
+            "abandoned_ms": outcome.abandoned_ms,
         },
     )
     return int(row[0])

@@ -138,7 +138,9 @@ CREATE TABLE headwater.refresh (
     bytes_in        bigint,             -- read from the database by an engine outside it
     bytes_out       bigint,             -- written back by it
     engine_reason   text NOT NULL DEFAULT '',  -- why this engine
-    predicted_ms    double precision     -- what the cost model expected
+    predicted_ms    double precision,    -- what the cost model expected
+    fell_back       boolean NOT NULL DEFAULT false,  -- PostgreSQL computed what Spark was to compute
+    abandoned_ms    double precision     -- the time of a delta that was tried first: given up, or failed with `sqlstate`
 -- Rows come at one end and go at the other: their room is to be reused before much more is taken.
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.1);
 CREATE INDEX ON headwater.refresh (stream_table_id, id);
@@ -547,7 +549,9 @@ SELECT r.id,
        r.engine_reason,
        r.bytes_in,
        r.bytes_out,
-       r.predicted_ms
+       r.predicted_ms,
+       r.fell_back,
+       r.abandoned_ms
 FROM headwater.refresh r
 JOIN headwater.stream_table_name st ON st.id = r.stream_table_id;
 

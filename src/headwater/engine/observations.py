@@ -25,16 +25,9 @@ REMEMBERED = 10_000
 """How many stream tables this process remembers."""
 SHOWN_ROWS = (1, 100, 10_000, 1_000_000)
 """Sizes of changes for which predictions are shown."""
-GIVEN_UP = "given up"
-"""The phase of a recomputing refresh in which it tried a delta and gave up: it would have taken even longer.
-"""
-FAILED = "failed"
-"""The phase of a recomputing refresh in which it tried a delta that met an error."""
 LOOKED_AT = 256
 """How many of the latest refreshes are searched for deltas that failed in a row. Even if each came after
 `MOST_PASSED_OVER` others, these contain enough of them to pass over as many again."""
-INSTEAD = "instead of Spark"
-"""How the reason of a refresh begins that was meant for Spark and that PostgreSQL computed."""
 
 
 class Failures(NamedTuple):
@@ -82,11 +75,12 @@ class Took:
     stream_table_id: int
     action: str
     engine: str
-    engine_reason: str
     rows: int
     elapsed_ms: float
     phases: Mapping[str, float]
     sqlstate: str | None = None  # of the error that a delta met before
+    fell_back: bool = False  # one engine began and the other finished
+    abandoned_ms: float | None = None  # of a delta that was tried before
 
 
 class Observations:
@@ -145,12 +139,12 @@ class Observations:
             return
         known.added += 1
         known.failures = _with(known.failures, took)
-        if took.engine_reason.startswith(INSTEAD):
+        if took.fell_back:
             return
         if took.action == "recompute":
             elapsed = took.elapsed_ms - took.phases.get("plan", 0.0)
             known.full = [Full(took.action, took.engine, elapsed), *known.full][:RECENT_FULL]
-            if (tried := took.phases.get(GIVEN_UP)) is not None:
+            if (tried := took.abandoned_ms) is not None and took.sqlstate is None:
                 known.deltas = [Observation("postgres", took.rows, tried, tried), *known.deltas][:RECENT]
         elif took.action == "delta" and took.rows > 0:
             elapsed = took.elapsed_ms - took.phases.get("plan", 0.0)
@@ -162,13 +156,7 @@ class Observations:
     def _of(self, connection: Connection, stream_table_id: int) -> _Known:
         known = self._known.get(stream_table_id)
         if known is None or known.added >= READ_AGAIN:
-            values = {
-                "id": stream_table_id,
-                "recent": RECENT,
-                "recent_full": RECENT_FULL,
-                "instead": f"{INSTEAD}%",
-                "given_up": GIVEN_UP,
-            }
+            values = {"id": stream_table_id, "recent": RECENT, "recent_full": RECENT_FULL}
             found = one(
                 connection, query("engine", "failures"), {"id": stream_table_id, "looked_at": LOOKED_AT}
             )

@@ -26,7 +26,7 @@ from headwater.definition.types import expression_types
 from headwater.definition.views import definition_name
 from headwater.engine.base import Engine, Engines
 from headwater.engine.cost_model import Verdict, at_least, choose, crossover, dearer_than_full, patience_ms
-from headwater.engine.observations import INSTEAD, Observations
+from headwater.engine.observations import Observations
 from headwater.engine.postgres.engine import PostgresEngine, in_postgres
 from headwater.engine.spark.compile import compile_program, full_refusal
 from headwater.engine.spark.engine import SparkEngine
@@ -55,10 +55,11 @@ class Decision:
     programs: Mapping[MaintenancePlan, Program] = field(default_factory=dict)  # of Spark's plans
     forced: bool = False  # the user asked for this engine and no other
     predicted_ms: float | None = None  # how long the refresh is expected to take, if there was one like it
+    fell_back: bool = False  # it was made for Spark, which failed
 
     def instead(self, reason: str) -> Decision:
         """Return the decision for PostgreSQL, because this one failed."""
-        return Decision("postgres", f"{INSTEAD}: {reason}")
+        return Decision("postgres", f"instead of Spark: {reason}", fell_back=True)
 
 
 class EngineSelector:

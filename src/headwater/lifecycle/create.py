@@ -357,6 +357,7 @@ class Creation:
                     mode="full",
                     engine=decision.engine,
                     engine_reason=decision.reason,
+                    fell_back=decision.fell_back,
                     bytes_in=traffic.bytes_read if traffic and traffic.known else None,
                     bytes_out=traffic.bytes_written if traffic else None,
                     reason=reason,

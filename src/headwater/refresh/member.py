@@ -30,7 +30,6 @@ from headwater.db.sqlstates import leads_to_recomputing
 from headwater.definition.reader import Definition, DefinitionReader
 from headwater.engine.base import Engines
 from headwater.engine.cost_model import FEW_ROWS
-from headwater.engine.observations import FAILED, GIVEN_UP
 from headwater.engine.postgres.engine import PostgresEngine
 from headwater.engine.select import Action, Decision, EngineSelector
 from headwater.errors import DriftDetected, RefreshFailed
@@ -117,7 +116,6 @@ class MemberRefresher:
             choice = choose(connection, self._settings, self._selector, stream_table, sources, request)
         tried = self.ledger.abandoned.get(stream_table.id)
         if tried is not None and choice.action == "recompute":  # unless another refresh has done it meanwhile
-            phases.add(tried.milliseconds, FAILED if tried.sqlstate else GIVEN_UP)
             choice = replace(choice, rows_in=tried.rows)
         outcome = Outcome(
             stream_table=stream_table.label,
@@ -128,6 +126,7 @@ class MemberRefresher:
             reason=choice.reason,
             rows_in=choice.rows_in,
             sqlstate=tried.sqlstate if tried is not None and choice.action == "recompute" else None,
+            abandoned_ms=tried.milliseconds if tried is not None and choice.action == "recompute" else None,
         )
         if choice.action == "nothing":
             if choice.release:
@@ -169,6 +168,7 @@ class MemberRefresher:
             outcome,
             engine=decision.engine,
             engine_reason=decision.reason,
+            fell_back=decision.fell_back,
             predicted_ms=decision.predicted_ms,
             bytes_in=traffic.bytes_read if traffic and traffic.known else None,
             bytes_out=traffic.bytes_written if traffic else None,

@@ -247,11 +247,12 @@ class Refresher:
                     outcome.stream_table_id,
                     outcome.action,
                     outcome.engine,
-                    outcome.engine_reason,
                     outcome.rows_in,
                     outcome.duration_ms,
                     outcome.phases,
                     outcome.sqlstate,
+                    outcome.fell_back,
+                    outcome.abandoned_ms,
                 )
             )
         if clean:
@@ -461,6 +462,7 @@ class Refresher:
                 mode=stream_table.mode,
                 engine=decision.engine if decision is not None else stream_table.engine,
                 engine_reason=decision.reason if decision is not None else "",
+                fell_back=decision is not None and decision.fell_back,
                 reason="the refresh failed; nothing of it was applied",
                 elapsed=started.elapsed,
                 status="failed",

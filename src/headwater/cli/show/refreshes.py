@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from headwater.cli.show.values import Reasoned, ago, heading, lines, milliseconds, pairs, table
-from headwater.engine.observations import INSTEAD
 
 if TYPE_CHECKING:
     from headwater.catalog.history import HistoryEntry, HistorySum, Outcome
@@ -48,7 +47,7 @@ def outcomes(found: Sequence[Outcome]) -> RenderableType:
 
 def _reason(found: Outcome | HistoryEntry) -> str:
     """Return why it was refreshed this way, and why not by PostgreSQL, or not by Spark after all."""
-    if found.engine == "spark" or found.engine_reason.startswith(INSTEAD):
+    if found.engine == "spark" or found.fell_back:
         return f"{found.reason}; {found.engine}: {found.engine_reason}"
     return found.reason
 

@@ -23,13 +23,13 @@ LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::int AS 
         - CASE engine WHEN 'spark' THEN coalesce((phases->>'compute')::float8, 0) ELSE 0 END
  FROM (
      SELECT id, engine, rows_in, phases,
-            coalesce((phases->>%(given_up)s)::float8,
+            coalesce(abandoned_ms,
                      extract(epoch FROM finished_at - started_at)::float8 * 1000
                      - coalesce((phases->>'plan')::float8, 0)) AS took
      FROM (SELECT * FROM headwater.refresh WHERE stream_table_id >= %(id)s AND stream_table_id <= %(id)s
            ORDER BY stream_table_id DESC, id DESC LIMIT 250) latest
-     WHERE (action = 'delta' OR phases ? %(given_up)s) AND status = 'completed' AND rows_in > 0
-       AND engine_reason NOT LIKE %(instead)s
+     WHERE (action = 'delta' OR abandoned_ms IS NOT NULL AND sqlstate IS NULL) AND status = 'completed' AND rows_in > 0
+       AND NOT fell_back
      ORDER BY id DESC LIMIT %(recent)s
  ) recent
  ORDER BY id DESC)
@@ -39,7 +39,7 @@ UNION ALL
                  extract(epoch FROM finished_at - started_at)::float8 * 1000) - coalesce((phases->>'plan')::float8, 0), 0
  FROM headwater.refresh
  WHERE stream_table_id >= %(id)s AND stream_table_id <= %(id)s AND action IN ('load', 'recompute') AND status = 'completed'
-   AND engine_reason NOT LIKE %(instead)s
+   AND NOT fell_back
  ORDER BY stream_table_id DESC, id DESC LIMIT %(recent_full)s)
 
 -- name: given_up

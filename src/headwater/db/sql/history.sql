@@ -3,12 +3,13 @@
 WITH recorded AS (
 INSERT INTO headwater.refresh
     (stream_table_id, started_at, finished_at, mode, engine, action, status, reason, error, sqlstate, snapshot,
-     rows_in, rows_inserted, rows_updated, rows_deleted, phases, engine_reason, bytes_in, bytes_out, predicted_ms)
+     rows_in, rows_inserted, rows_updated, rows_deleted, phases, engine_reason, bytes_in, bytes_out, predicted_ms,
+     fell_back, abandoned_ms)
 VALUES
     (%(stream_table_id)s, clock_timestamp() - %(elapsed)s::interval, clock_timestamp(), %(mode)s, %(engine)s, %(action)s, %(status)s,
      %(reason)s, %(error)s, %(sqlstate)s, %(snapshot)s::pg_snapshot,
      %(rows_in)s, %(rows_inserted)s, %(rows_updated)s, %(rows_deleted)s, %(phases)s,
-     %(engine_reason)s, %(bytes_in)s, %(bytes_out)s, %(predicted_ms)s)
+     %(engine_reason)s, %(bytes_in)s, %(bytes_out)s, %(predicted_ms)s, %(fell_back)s, %(abandoned_ms)s)
 RETURNING id, stream_table_id, action, status, rows_in
 ), counted AS (
     INSERT INTO headwater.refresh_total AS t (stream_table_id, refreshes, full_refreshes, delta_refreshes, delta_rows)
@@ -25,7 +26,7 @@ SELECT id FROM recorded
 -- The latest refreshes, newest first, of one stream table or of all.
 SELECT id, stream_table, mode, engine, action, status, reason, started_at, finished_at, duration_ms,
        rows_in, rows_inserted, rows_updated, rows_deleted, error, sqlstate, snapshot::text, phases,
-       engine_reason, bytes_in, bytes_out, predicted_ms
+       engine_reason, bytes_in, bytes_out, predicted_ms, fell_back, abandoned_ms
 FROM headwater.refresh_history
 WHERE %(stream_table_id)s::bigint IS NULL OR id IN (
     SELECT id FROM headwater.refresh WHERE stream_table_id = %(stream_table_id)s)
