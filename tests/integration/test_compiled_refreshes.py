@@ -12,6 +12,7 @@ import pytest
 import headwater
 from headwater import Headwater
 from headwater.errors import RefreshFailed
+from headwater.refresh import fast_path
 from headwater.refresh.fast_path import REASON
 
 Connection = psycopg.Connection
@@ -229,3 +230,16 @@ def test_dropped_with_its_stream_table(hw: Headwater, conn: Connection) -> None:
     assert conn.execute(count).fetchone() == (1,)
     hw.drop("totals")
     assert conn.execute(count).fetchone() == (0,)
+
+
+def test_a_session_calls_so_many_functions(
+    hw: Headwater, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the plans of each."""
+    monkeypatch.setattr(fast_path, "MOST_CALLED", 2)
+    for number in range(3):
+        hw.create(f"st{number}", "SELECT id, price FROM item")
+    change(conn)
+    assert [is_fast(hw, f"st{number}") for number in (0, 1, 2)] == [True, True, False]
+    change(conn)
+    assert [is_fast(hw, f"st{number}") for number in (2, 1, 0)] == [False, True, True]

@@ -132,6 +132,7 @@ class DefinitionReader:
         self._connection = connection
         self._known = known if known is not None else Definitions()
         self._missing: set[int] = set()
+        self.called: set[int] = set()  # stream tables whose compiled refreshes this connection has called
 
     @property
     def compiled(self) -> dict[int, CompiledRefresh]:

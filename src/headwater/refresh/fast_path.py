@@ -35,6 +35,7 @@ from headwater.db.connection import (
     Connection,
     TryAgain,
     in_one_round_trip,
+    is_pooled,
     one,
     transaction,
 )
@@ -57,6 +58,10 @@ from headwater.refresh.index_advice import is_slow, want_of_index
 from headwater.version import version
 
 REASON = "its compiled refresh takes small changes"
+MOST_CALLED = 100
+"""Functions that one session calls. It keeps the plans of each, about 1 MB, for as long as it lasts."""
+MOST_CALLED_POOLED = 25
+"""The same behind a pooler, where others call theirs in the same session."""
 
 
 class FastPath:
@@ -84,6 +89,9 @@ class FastPath:
             found = self._collect(members, upstream=upstream)
         if found is None:
             return None
+        most = MOST_CALLED_POOLED if is_pooled(self._connection) else MOST_CALLED
+        if len(self._reader.called | found.keys()) > most:
+            return None
         order = members
         if upstream:
             order = list(TopologicalSorter({id_: entry.reads for id_, entry in found.items()}).static_order())
@@ -110,6 +118,7 @@ class FastPath:
         Raises what the driver could not remedy either: that it was cancelled, that the connection broke, that
         the claim was lost.
         """
+        self._reader.called.update(member.stream_table_id for member in members)
         try:
             results = in_one_round_trip(self._connection, self._statements(members, claim))
         except psycopg.Error as error:

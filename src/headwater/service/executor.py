@@ -34,10 +34,11 @@ from headwater.errors import (
     RefreshFailed,
 )
 from headwater.refresh.claim import Claim
+from headwater.refresh.fast_path import MOST_CALLED
 from headwater.refresh.transaction import MemberFailed, Refresher
 
 MOST_AHEAD = 8
-"""Tasks that one thread has at a time."""
+"""Tasks for each thread or external worker: the one it has, and those that it can go on with."""
 CLEANING_SECONDS = 1.0
 """What is refreshed more often than this cleans up only so often."""
 
@@ -108,6 +109,9 @@ class ThreadWorker:
         """Carries a task out; a failure is told, not raised."""
         try:
             connection, reader = self._connected()
+            if len(reader.called.union(task.members)) > MOST_CALLED and not is_pooled(connection):
+                self.close()  # with the plans that its session keeps
+                connection, reader = self._connected()
             if task.settings != self._applied:
                 bound(connection, task.settings)
                 self._applied = task.settings
@@ -146,14 +150,13 @@ class Reserved:
     worker: ThreadWorker
     tasks: queue.SimpleQueue[Task | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread | None = None
-    pending: int = 0  # tasks that it has not finished
 
 
 class Executor:
     """Runs tasks in threads, as many as are busy at once; `done` is called by these threads.
 
-    A thread that is busy can be given short tasks to go on with (`follow_up`), so that it need not wait to be
-    looked after.
+    Short tasks can be put up for whichever busy thread is done first (`follow_up`), so that none has to wait
+    until it is looked after.
     """
 
     def __init__(self, route: Route, done: Callable[[Done], None]) -> None:
@@ -161,6 +164,8 @@ class Executor:
         self._done = done
         self._idle: list[Reserved] = []
         self._busy: set[Reserved] = set()
+        self._ahead: list[Task] = []
+        self._passed_over = 0  # how often the first of these was
         self._guard = threading.Lock()
         self.definitions = Definitions()
         self._selector = EngineSelector(route)
@@ -178,14 +183,11 @@ class Executor:
         chosen.tasks.put(task)
 
     def follow_up(self, task: Task) -> bool:
-        """Give a task to a busy thread, best to one that had it before; False if all of them have enough."""
+        """Put a task up for the next thread that is done; False if none is busy, or enough are put up."""
         with self._guard:
-            able = [each for each in self._busy if 0 < each.pending < MOST_AHEAD]
-            if not able:
+            if len(self._ahead) >= (MOST_AHEAD - 1) * len(self._busy):
                 return False
-            chosen = min(able, key=lambda each: (task.members not in each.worker.known, each.pending))
-            chosen.pending += 1
-            chosen.tasks.put(task)
+            self._ahead.append(task)
         return True
 
     def reserve(self, members: tuple[int, ...] | None = None) -> Reserved:
@@ -196,7 +198,6 @@ class Executor:
             if chosen in self._idle:
                 self._idle.remove(chosen)
             self._busy.add(chosen)
-            chosen.pending = 1
         return chosen
 
     def _new(self) -> Reserved:
@@ -205,12 +206,6 @@ class Executor:
     def give_back(self, reserved: Reserved) -> None:
         """The task did not come."""
         with self._guard:
-            self._finished(reserved)
-
-    def _finished(self, reserved: Reserved) -> None:
-        """Count a task of a thread as finished; the caller has the guard."""
-        reserved.pending -= 1
-        if reserved.pending == 0:
             self._busy.discard(reserved)
             self._idle.append(reserved)
 
@@ -227,10 +222,27 @@ class Executor:
                 each.tasks.put(None)
 
     def _work(self, mine: Reserved) -> None:
-        while (task := mine.tasks.get()) is not None:
+        task = mine.tasks.get()
+        while task is not None:
             began = time.monotonic()
             done = mine.worker.do(task)
-            with self._guard:
-                self._finished(mine)
-            self._done(replace(done, took=timedelta(seconds=time.monotonic() - began)))
+            took = timedelta(seconds=time.monotonic() - began)
+            following = self._next(mine)
+            self._done(replace(done, took=took))
+            task = following or mine.tasks.get()
         mine.worker.close()
+
+    def _next(self, mine: Reserved) -> Task | None:
+        """Take a task that was put up, best one that this thread had before; without one it is idle."""
+        with self._guard:
+            if self._ahead:
+                known, first = mine.worker.known, self._ahead[0]
+                chosen = next((each for each in self._ahead if each.members in known), first)
+                if self._passed_over >= MOST_AHEAD:
+                    chosen = first  # nobody may have had it
+                self._passed_over = 0 if chosen is first else self._passed_over + 1
+                self._ahead.remove(chosen)
+                return chosen
+            self._busy.discard(mine)
+            self._idle.append(mine)
+            return None
