@@ -58,9 +58,9 @@ from headwater.refresh.index_advice import is_slow, want_of_index
 from headwater.version import version
 
 REASON = "its compiled refresh takes small changes"
-MOST_CALLED = 100
+MOST_CALLED = 200
 """Functions that one session calls. It keeps the plans of each, about 1 MB, for as long as it lasts."""
-MOST_CALLED_POOLED = 25
+MOST_CALLED_POOLED = 50
 """The same behind a pooler, where others call theirs in the same session."""
 
 
