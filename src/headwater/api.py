@@ -185,7 +185,7 @@ class Headwater(Handle):
     ) -> builtins.list[Outcome]:
         """Refresh a stream table and those it reads; the last outcome is its own."""
         self._sweep()
-        refresher = self.refresher()
+        refresher = self._refresher()
         stream_table = catalog.find(self._connection, name)
         self._require_resumed(stream_table)
         return refresher.refresh(stream_table, Request(full=full, engine=engine))
@@ -211,19 +211,19 @@ class Headwater(Handle):
     @verb
     def verify(self, name: str) -> Verification:
         """Compare a stream table with its query at one snapshot."""
-        settings, refresher = self._settings(), self.refresher()
+        settings, refresher = self._settings(), self._refresher()
         return verify(self._connection, settings, refresher, self._intact(name))
 
     @verb
     def explain(self, name: str) -> Explanation:
         """Explain what a refresh would do, and why."""
-        refresher = self.refresher()
+        refresher = self._refresher()
         return explain(self._connection, refresher, self._intact(name))
 
     @verb
     def missing_indexes(self, name: str) -> builtins.list[MissingIndex]:
         """Return indexes on sources that would turn scans of a refresh into look-ups; creates none."""
-        refresher = self.refresher()
+        refresher = self._refresher()
         found = self._intact(name)
         with transaction(self._connection, rollback=True):
             definition = refresher.reader.read(definition_oid(self._connection, found.id))
@@ -268,8 +268,7 @@ class Headwater(Handle):
                 f" or CALL headwater.resume_stream_table({literal(found.label)})",
             )
 
-    def refresher(self) -> Refresher:
-        """Return what refreshes over this handle's connection."""
+    def _refresher(self) -> Refresher:
         return Refresher(self._connection, self._settings(writing=True), self._reader, self._selector)
 
     def _creation(self) -> Creation:

@@ -22,9 +22,14 @@ from pathlib import Path
 import psycopg
 
 from headwater.api import Headwater
+from headwater.config import Settings
 from headwater.db.connection import Connection, in_one_round_trip
+from headwater.db.route import Route
 from headwater.db.scratch import statement
+from headwater.definition.reader import DefinitionReader
+from headwater.engine.select import EngineSelector
 from headwater.errors import HeadwaterError
+from headwater.refresh.transaction import Refresher
 
 SCHEMA = "headwater_bench_refresh"
 WARM_UP = 20
@@ -146,7 +151,7 @@ def measure(hw: Headwater, dsn: str, *, changes: int, progress: Callable[[str], 
             aggregate = found[list(CASES).index("aggregate over a join")]
             for length in CHAINS:
                 progress(f"a chain of {length}: {changes} changes")
-                found.append(_chain(hw, writer, length, changes, aggregate))
+                found.append(_chain(hw, dsn, writer, length, changes, aggregate))
             return found
         finally:
             _clear(hw, writer)
@@ -174,7 +179,7 @@ def _measured(
     kept: list[float] = []
     hand: list[float] = []
     with psycopg.connect(dsn, autocommit=True) as other:
-        refresh = _Refresh(hw, [created.id])
+        refresh = _Refresh(hw, dsn, [created.id])
         for number in range(changes + WARM_UP):
             writer.execute(_change(number))
             for times, work in (
@@ -201,7 +206,7 @@ def _measured(
 
 
 def _chain(
-    hw: Headwater, writer: psycopg.Connection, length: int, changes: int, single: RefreshCost
+    hw: Headwater, dsn: str, writer: psycopg.Connection, length: int, changes: int, single: RefreshCost
 ) -> RefreshCost:
     """Stream tables that read each other, refreshed together; against what one alone took by hand."""
     aggregate = CASES["aggregate over a join"].query
@@ -210,7 +215,7 @@ def _chain(
         created.append(
             hw.create(f"{SCHEMA}.c{number}", f"SELECT name, total, n FROM {SCHEMA}.c{number - 1} WHERE n > 0")
         )
-    refresh = _Refresh(hw, [item.id for item in created])
+    refresh = _Refresh(hw, dsn, [item.id for item in created])
     times = []
     for number in range(changes + WARM_UP):
         writer.execute(_change(number))
@@ -232,9 +237,11 @@ def _chain(
 class _Refresh:
     """Refreshes as a worker does, and counts what that takes."""
 
-    def __init__(self, hw: Headwater, members: Sequence[int]) -> None:
+    def __init__(self, hw: Headwater, dsn: str, members: Sequence[int]) -> None:
         self._connection: Connection = hw.connection
-        self._refresher = hw.refresher()
+        self._refresher = Refresher(
+            self._connection, Settings(), DefinitionReader(self._connection), EngineSelector(Route(dsn))
+        )
         self._members = list(members)
         self._trace = Path(tempfile.mkstemp(prefix="headwater-trace-")[1])
         self._file = self._trace.open("wb")
