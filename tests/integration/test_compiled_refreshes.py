@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pytest
 
 import headwater
 from headwater import Headwater
+from headwater.catalog import compiled
 from headwater.errors import RefreshFailed
 from headwater.refresh import fast_path
 from headwater.refresh.fast_path import REASON
@@ -243,3 +245,24 @@ def test_a_session_calls_so_many_functions(
     assert [is_fast(hw, f"st{number}") for number in (0, 1, 2)] == [True, True, False]
     change(conn)
     assert [is_fast(hw, f"st{number}") for number in (2, 1, 0)] == [False, True, True]
+
+
+def test_what_has_no_function_is_looked_up_once(
+    hw: Headwater, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = []
+    entries = compiled.entries
+
+    def counted(connection: Any, stream_tables: Any, *, upstream: bool = False) -> Any:
+        looked_up.append(list(stream_tables))
+        return entries(connection, stream_tables, upstream=upstream)
+
+    hw.create("whole", "SELECT max(price) AS most FROM item", mode="full")
+    hw.create("st", "SELECT i.id, w.most FROM item i LEFT JOIN whole w ON w.most = i.price")
+    change(conn)
+    assert not is_fast(hw, "st")
+    monkeypatch.setattr(compiled, "entries", counted)
+    for _ in range(3):
+        change(conn)
+        assert not is_fast(hw, "st")
+    assert looked_up == []

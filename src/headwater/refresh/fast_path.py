@@ -83,33 +83,37 @@ class FastPath:
         if not self._settings.compiled_refreshes or self._settings.max_buffer_rows < MOST_AT_ONCE:
             return None
         found = self._collect(members, upstream=upstream)
-        if found is None:
+        if any(member not in self._known for member in found):
             for entry in compiled.entries(self._connection, members, upstream=upstream):
                 self._known[entry.stream_table_id] = entry
             found = self._collect(members, upstream=upstream)
-        if found is None:
-            return None
+            for member in found:
+                self._known.setdefault(member, CompiledRefresh(member, version(), signature=""))
+        entries = {}
+        for member in found:
+            known = self._known.get(member)  # another thread may have forgotten it meanwhile
+            if known is None or known.token is None or known.version != version():
+                return None
+            entries[member] = known
         most = MOST_CALLED_POOLED if is_pooled(self._connection) else MOST_CALLED
-        if len(self._reader.called | found.keys()) > most:
+        if len(self._reader.called | found) > most:
             return None
         order = members
         if upstream:
-            order = list(TopologicalSorter({id_: entry.reads for id_, entry in found.items()}).static_order())
-        return tuple(found[member] for member in order)
+            reads = {member: entry.reads for member, entry in entries.items()}
+            order = list(TopologicalSorter(reads).static_order())
+        return tuple(entries[member] for member in order)
 
-    def _collect(self, members: Sequence[int], *, upstream: bool) -> dict[int, CompiledRefresh] | None:
-        found: dict[int, CompiledRefresh] = {}
+    def _collect(self, members: Sequence[int], *, upstream: bool) -> set[int]:
+        """Find these stream tables and, if asked for, those that they read, as far as is known."""
+        found: set[int] = set()
         waiting = list(members)
         while waiting:
             member = waiting.pop()
-            if member in found:
-                continue
-            entry = self._known.get(member)
-            if entry is None or entry.token is None or entry.version != version():
-                return None
-            found[member] = entry
-            if upstream:
-                waiting += entry.reads
+            if member not in found:
+                found.add(member)
+                if upstream and (entry := self._known.get(member)) is not None:
+                    waiting += entry.reads
         return found
 
     def run(self, members: Sequence[CompiledRefresh], claim: Claim | None) -> list[Outcome] | None:

@@ -137,7 +137,8 @@ class MemberRefresher:
         with phases.measure("plan"):
             self.lock(stream_table)
             definition = self.read_definition(stream_table)
-            self.signatures[stream_table.id] = definition.signature
+            if stream_table.mode == "differential":
+                self.signatures[stream_table.id] = definition.signature
             self.check_storage(stream_table)
             self._set_work_mem(len(sources))
         # The signature tells the temporary tables of different plans apart within a session.
