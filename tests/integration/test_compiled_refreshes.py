@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -32,6 +33,12 @@ TOTALS = (
     "SELECT s.name, sum(i.price) AS total, count(*) AS items, max(i.note) AS note, sum(twice(i.id)) AS twice"
     " FROM item i JOIN shop s ON s.id = i.shop GROUP BY s.name"
 )
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    monkeypatch.setattr(fast_path, "LONG", timedelta(hours=1))
 
 
 @pytest.fixture
@@ -266,3 +273,20 @@ def test_what_has_no_function_is_looked_up_once(
         change(conn)
         assert not is_fast(hw, "st")
     assert looked_up == []
+
+
+def test_after_a_slow_delta_the_driver_decides(
+    hw: Headwater, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows what recomputing takes."""
+    monkeypatch.setattr(fast_path, "REFRESHES_BY_DRIVER", 2)
+    monkeypatch.setattr(fast_path, "LONG", timedelta(0))
+    hw.create("totals", TOTALS)
+    change(conn)
+    assert is_fast(hw, "totals")
+    monkeypatch.setattr(fast_path, "LONG", timedelta(hours=1))
+    found = []
+    for _ in range(4):
+        change(conn)
+        found.append(is_fast(hw, "totals"))
+    assert found == [False, False, True, True]

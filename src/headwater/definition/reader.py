@@ -133,6 +133,7 @@ class DefinitionReader:
         self._known = known if known is not None else Definitions()
         self._missing: set[int] = set()
         self.called: set[int] = set()  # stream tables whose compiled refreshes this connection has called
+        self.left_to_driver: dict[int, int] = {}  # those that were slow, and for how many refreshes they are
 
     @property
     def compiled(self) -> dict[int, CompiledRefresh]:

@@ -62,6 +62,10 @@ MOST_CALLED = 200
 """Functions that one session calls. It keeps the plans of each, about 1 MB, for as long as it lasts."""
 MOST_CALLED_POOLED = 50
 """The same behind a pooler, where others call theirs in the same session."""
+LONG = timedelta(milliseconds=500)
+"""After a delta that took longer, the driver decides whether recomputing is cheaper."""
+REFRESHES_BY_DRIVER = 16
+"""So often, before the function is called again."""
 
 
 class FastPath:
@@ -95,6 +99,8 @@ class FastPath:
             if known is None or known.token is None or known.version != version():
                 return None
             entries[member] = known
+        if self._were_slow(found):
+            return None
         most = MOST_CALLED_POOLED if is_pooled(self._connection) else MOST_CALLED
         if len(self._reader.called | found) > most:
             return None
@@ -103,6 +109,15 @@ class FastPath:
             reads = {member: entry.reads for member, entry in entries.items()}
             order = list(TopologicalSorter(reads).static_order())
         return tuple(entries[member] for member in order)
+
+    def _were_slow(self, members: set[int]) -> bool:
+        left = self._reader.left_to_driver
+        for member in members & left.keys():
+            left[member] -= 1
+            if left[member] == 0:
+                del left[member]
+            return True
+        return False
 
     def _collect(self, members: Sequence[int], *, upstream: bool) -> set[int]:
         """Find these stream tables and, if asked for, those that they read, as far as is known."""
@@ -136,6 +151,8 @@ class FastPath:
         outcomes = []
         for member, result in zip(members, found, strict=True):
             outcome = _outcome(member.stream_table_id, result)
+            if outcome.elapsed > LONG:
+                self._reader.left_to_driver[member.stream_table_id] = REFRESHES_BY_DRIVER
             if is_slow(outcome.phases):
                 outcome = self._with_advice(outcome, frozenset(result["changed"]))
             outcomes.append(outcome)
