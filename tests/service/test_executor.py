@@ -17,7 +17,7 @@ from headwater.engine.select import EngineSelector
 from headwater.refresh import fast_path
 from headwater.refresh.fast_path import REASON
 from headwater.service import executor
-from headwater.service.executor import MOST_AHEAD, Done, Executor, Task, ThreadWorker
+from headwater.service.executor import Done, Executor, Task, ThreadWorker
 
 SETTINGS = Settings()
 SECONDS = 30
@@ -78,20 +78,16 @@ def task(number: int) -> Task:
     return Task((number,), SETTINGS)
 
 
-def test_nobody_busy_takes_nothing_up(threads: Executor) -> None:
-    assert not threads.follow_up(task(1))
-
-
 def test_whoever_is_done_first_goes_on(threads: Executor, gate: Gate) -> None:
     """One that takes long holds up nothing but itself."""
     threads.start(task(1))
     threads.start(task(2))
-    assert threads.follow_up(task(3))
-    assert threads.follow_up(task(4))
+    threads.offer([task(3), task(4)])
     gate.let_go(2)
     gate.let_go(3)
     gate.wait(lambda: gate.began[-1:] == [4] and 3 in gate.done)
     assert threads.busy == 2
+    assert threads.withdraw() == [task(3), task(4)]
     gate.let_go(4)
     gate.wait(lambda: 4 in gate.done)
     assert 1 not in gate.done
@@ -100,19 +96,22 @@ def test_whoever_is_done_first_goes_on(threads: Executor, gate: Gate) -> None:
     assert threads.busy == 0
 
 
-def test_each_thread_has_so_many_ahead(threads: Executor) -> None:
-    threads.start(task(0))
-    taken = [threads.follow_up(task(number)) for number in range(1, MOST_AHEAD + 1)]
-    assert taken == [True] * (MOST_AHEAD - 1) + [False]
+def test_what_nobody_has_taken_can_be_withdrawn(threads: Executor, gate: Gate) -> None:
+    threads.start(task(1))
+    threads.offer([task(2)])
+    assert threads.withdraw() == []
+    gate.let_go(1)
+    gate.wait(lambda: 1 in gate.done)
+    assert gate.began == [1]
+    assert threads.busy == 0
 
 
-def test_a_thread_gets_again_what_it_had_and_nothing_waits_for_ever(threads: Executor, gate: Gate) -> None:
+def test_a_thread_gets_again_what_it_had(threads: Executor, gate: Gate) -> None:
     threads.start(task(1))
     gate.let_go(1)
     gate.wait(lambda: 1 in gate.done)
     threads.start(task(2))
-    assert threads.follow_up(task(3))  # which nobody had
-    assert threads.follow_up(task(1))
+    threads.offer([task(3), task(1)])
     gate.let_go(2)
     gate.wait(lambda: len(gate.began) >= 4)
     assert gate.began[:4] == [1, 2, 1, 3]

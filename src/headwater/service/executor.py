@@ -155,8 +155,8 @@ class Reserved:
 class Executor:
     """Runs tasks in threads, as many as are busy at once; `done` is called by these threads.
 
-    Short tasks can be put up for whichever busy thread is done first (`follow_up`), so that none has to wait
-    until it is looked after.
+    Short tasks can be offered to whichever busy thread is done first, so that none has to wait until it is
+    looked after. An offer that nobody has taken can be withdrawn.
     """
 
     def __init__(self, route: Route, done: Callable[[Done], None]) -> None:
@@ -164,8 +164,9 @@ class Executor:
         self._done = done
         self._idle: list[Reserved] = []
         self._busy: set[Reserved] = set()
-        self._ahead: list[Task] = []
-        self._passed_over = 0  # how often the first of these was
+        self._offers: list[Task] = []
+        self._taken: list[Task] = []
+        self._passed_over = 0  # how often in a row the first offer was
         self._guard = threading.Lock()
         self.definitions = Definitions()
         self._selector = EngineSelector(route)
@@ -182,13 +183,16 @@ class Executor:
             chosen.thread.start()
         chosen.tasks.put(task)
 
-    def follow_up(self, task: Task) -> bool:
-        """Put a task up for the next thread that is done; False if none is busy, or enough are put up."""
+    def offer(self, tasks: Sequence[Task]) -> None:
+        """Let threads that are done go on with these, in this order."""
         with self._guard:
-            if len(self._ahead) >= (MOST_AHEAD - 1) * len(self._busy):
-                return False
-            self._ahead.append(task)
-        return True
+            self._offers = list(tasks)
+
+    def withdraw(self) -> list[Task]:
+        """Take back what was offered and not taken; return what was taken since the last time."""
+        with self._guard:
+            taken, self._taken, self._offers = self._taken, [], []
+        return taken
 
     def reserve(self, members: tuple[int, ...] | None = None) -> Reserved:
         """Reserve a thread for a task to come, one that had it before if there is such a one."""
@@ -233,15 +237,16 @@ class Executor:
         mine.worker.close()
 
     def _next(self, mine: Reserved) -> Task | None:
-        """Take a task that was put up, best one that this thread had before; without one it is idle."""
+        """Take an offer, the first one or one near it that this thread had before; without one it is idle."""
         with self._guard:
-            if self._ahead:
-                known, first = mine.worker.known, self._ahead[0]
-                chosen = next((each for each in self._ahead if each.members in known), first)
-                if self._passed_over >= MOST_AHEAD:
-                    chosen = first  # nobody may have had it
-                self._passed_over = 0 if chosen is first else self._passed_over + 1
-                self._ahead.remove(chosen)
+            if self._offers:
+                near = self._offers[:MOST_AHEAD]
+                chosen = next((each for each in near if each.members in mine.worker.known), near[0])
+                self._passed_over += 1
+                if chosen is near[0] or self._passed_over > MOST_AHEAD:  # nobody may have had the first one
+                    chosen, self._passed_over = near[0], 0
+                self._offers.remove(chosen)
+                self._taken.append(chosen)
                 return chosen
             self._busy.discard(mine)
             self._idle.append(mine)

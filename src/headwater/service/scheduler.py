@@ -11,6 +11,7 @@ table once. One scheduler leads in a database, by a lock of its session; another
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import queue
@@ -187,10 +188,12 @@ class Scheduler:
             time.sleep(max(0.0, self._ticked + SHORTEST_TICK - time.monotonic()))
             self._tick(control)
         self._withdraw()
+        self._take_up(one(control, "SELECT clock_timestamp()")[0])
         deadline = time.monotonic() + STOPPING_SECONDS
         while self._jobs and time.monotonic() < deadline:
             self._sleep(control, 0.2)
             now = one(control, "SELECT clock_timestamp()")[0]
+            self._take_up(now)
             self._collect(control, now)
             self._beat()
         self._backlog = []
@@ -207,6 +210,7 @@ class Scheduler:
         self._ticked = began = time.monotonic()
         worked = time.thread_time()
         now, stored, relations = one(control, query("service", "tick"))
+        self._take_up(now)
         self._apply(control, stored)
         if self._stale or began - self._examined >= RELOAD_SECONDS:
             self._load(control, now, began)
@@ -285,7 +289,7 @@ class Scheduler:
         return max(1, min(self._settings.max_concurrent_refreshes, granted))
 
     def _dispatch(self, now: datetime, began: float) -> None:
-        """Have what is due refreshed: by external workers, by idle threads, by busy ones if it is short."""
+        """Have what is due refreshed: by external workers, by idle threads, what is short by those done next."""
         self._pause = self._settings.scheduler_interval_ms / 1000
         self._backlog = []
         if self._stopping or self._settings.drain:
@@ -309,8 +313,9 @@ class Scheduler:
             elif ahead > 0 and self._state.is_short(place.unit.members):
                 ahead, announced = ahead - 1, True
                 self._enqueue(place, now, began)
-            elif not self._follow_up(place, now):
+            else:
                 self._backlog = ready[number:]
+                self._offer()
                 break
         if announced:
             self._external.announce()
@@ -331,13 +336,24 @@ class Scheduler:
         job = self._begun(place, now)
         job.id, job.external, job.asked = self._external.enqueue(job.members), True, began
 
-    def _follow_up(self, place: Place, now: datetime) -> bool:
-        """Give a unit that takes a moment to a thread that is busy; False if that is not to be."""
-        members = place.unit.members
-        if not self._state.is_short(members) or not self._executor.follow_up(Task(members, self._settings)):
-            return False
-        self._record(self._begun(place, now), now)
-        return True
+    def _offer(self) -> None:
+        """Let threads go on with the first that wait, as long as these are short.
+
+        They wait no less for that: the next tick takes back what no thread has taken.
+        """
+        members = (place.unit.members for place in self._backlog[: (MOST_AHEAD - 1) * self._executor.busy])
+        short = itertools.takewhile(self._state.is_short, members)
+        self._executor.offer([Task(each, self._settings) for each in short])
+
+    def _take_up(self, now: datetime) -> None:
+        """Count what threads have gone on with as begun."""
+        for task in self._executor.withdraw():
+            place = self._state.places.get(task.members[-1])
+            if place is not None and place.unit.members == task.members:
+                job = self._begun(place, now)
+            else:  # the graph has changed
+                job = self._jobs[task.members] = Job(0, task.members, now, None)
+            self._record(job, now)
 
     def _start(self, job: Job, now: datetime) -> None:
         self._record(job, now)
