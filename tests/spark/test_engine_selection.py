@@ -49,6 +49,7 @@ def test_a_large_load_is_sparks_and_a_small_one_is_not(hw: Headwater) -> None:
     assert hw.verify("large").equal
 
 
+@pytest.mark.usefixtures("driver_only")
 def test_a_small_delta_stays_in_the_database(hw: Headwater, conn: psycopg.Connection) -> None:
     hw.create("joined", JOINED)
     conn.execute("UPDATE orders SET amount = amount + 1 WHERE id = 7")

@@ -289,7 +289,7 @@ class Scheduler:
         return max(1, min(self._settings.max_concurrent_refreshes, granted))
 
     def _dispatch(self, now: datetime, began: float) -> None:
-        """Have what is due refreshed: by external workers, by idle threads, what is short by those done next."""
+        """Have what is due refreshed: by external workers, by idle threads, what is short by busy ones."""
         self._pause = self._settings.scheduler_interval_ms / 1000
         self._backlog = []
         if self._stopping or self._settings.drain:
