@@ -52,9 +52,7 @@ def test_hundreds_of_thousands_of_refreshes_fit_and_their_sums_are_right(
     hw: Headwater, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit_of_compaction in ("COMPACTION_LOCK_TIMEOUT", "COMPACTION_TIMEOUT"):
-        monkeypatch.setattr(
-            cleanup, limit_of_compaction, "10min"
-        )  # for a busy machine
+        monkeypatch.setattr(cleanup, limit_of_compaction, "10min")  # for a busy machine
     add_many(conn, MANY, "50 minutes")  # which all would be kept for their age
     conn.execute("CREATE TABLE public.raw AS TABLE headwater.refresh")
     limit = 64
