@@ -28,7 +28,7 @@ from headwater.inspect.overview import COUNTED_ROWS, STATES, Glance, Overview, S
 
 WATCH_SECONDS = 1.0
 PIPED_LINES = 40
-"""How many stream tables are shown where there is no terminal."""
+"""Stream tables that are shown where there is no terminal."""
 AROUND = 7
 """Lines above and below those of the stream tables, and the one that a terminal's cursor is on."""
 COLUMNS = {

@@ -50,7 +50,7 @@ from headwater.util.lru_cache import LRUCache
 Result = TypeVar("Result")
 
 REMEMBERED = 10_000
-"""How many definitions a process keeps."""
+"""Definitions that a process keeps."""
 
 
 @dataclass(frozen=True)

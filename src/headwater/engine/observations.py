@@ -18,15 +18,15 @@ from headwater.engine.cost_model import Name, Observation, fitted
 from headwater.util.lru_cache import LRUCache
 
 RECENT, RECENT_FULL = 50, 5
-"""How many deltas, and how many full computations, predict the next."""
+"""The latest deltas and full computations, from which the next is predicted."""
 READ_AGAIN = 16
 """The history of a stream table is read again after this many of its refreshes."""
 REMEMBERED = 10_000
-"""How many stream tables this process remembers."""
+"""Stream tables that this process remembers."""
 SHOWN_ROWS = (1, 100, 10_000, 1_000_000)
 """Sizes of changes for which predictions are shown."""
 LOOKED_AT = 256
-"""How many of the latest refreshes are searched for deltas that failed in a row. Even if each came after
+"""The latest refreshes that are searched for deltas that failed in a row. Even if each came after
 `MOST_PASSED_OVER` others, these contain enough of them to pass over as many again."""
 
 
@@ -60,7 +60,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class Prediction:
-    """How many milliseconds a refresh of this many change rows would take each way; None if unknown."""
+    """The milliseconds that a refresh of this many change rows would take each way; None if unknown."""
 
     rows: int
     postgres_ms: float | None

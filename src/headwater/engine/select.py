@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from headwater.engine.spark.pipeline import Pipeline
 
 REMEMBERED = 64
-"""How many programs are kept; each belongs to one version of a definition."""
+"""Programs that are kept; each belongs to one version of a definition."""
 Action = Literal["delta", "recompute", "load"]
 COST_UNIT_MS = 0.01
 """Milliseconds for a unit of the planner's cost, which is the sequential read of a page."""

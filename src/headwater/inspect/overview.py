@@ -27,7 +27,7 @@ from headwater.scheduling.schedules import Schedule, effective, parse_schedule, 
 from headwater.scheduling.tiers import FACTORS, Tier
 
 LOOKED_INTO = 32
-"""How many stream tables are examined at once for waiting change rows."""
+"""Stream tables that are examined at once for waiting change rows."""
 COUNTED_ROWS = 10_000
 """Waiting change rows of one source are counted up to this number plus one."""
 BEHIND_INTERVALS = 2.0

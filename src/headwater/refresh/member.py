@@ -114,8 +114,10 @@ class MemberRefresher:
         with phases.measure("choose"):
             _check_intact(connection, stream_table, sources)
             choice = choose(connection, self._settings, self._selector, stream_table, sources, request)
-        tried = self.ledger.abandoned.get(stream_table.id)
-        if tried is not None and choice.action == "recompute":  # unless another refresh has done it meanwhile
+        tried = None
+        if choice.action == "recompute":  # unless another refresh has done it meanwhile
+            tried = self.ledger.abandoned.get(stream_table.id)
+        if tried is not None:
             choice = replace(choice, rows_in=tried.rows)
         outcome = Outcome(
             stream_table=stream_table.label,
@@ -125,8 +127,8 @@ class MemberRefresher:
             engine=PostgresEngine.name,
             reason=choice.reason,
             rows_in=choice.rows_in,
-            sqlstate=tried.sqlstate if tried is not None and choice.action == "recompute" else None,
-            abandoned_ms=tried.milliseconds if tried is not None and choice.action == "recompute" else None,
+            sqlstate=tried.sqlstate if tried is not None else None,
+            abandoned_ms=tried.milliseconds if tried is not None else None,
         )
         if choice.action == "nothing":
             if choice.release:

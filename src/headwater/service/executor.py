@@ -210,8 +210,7 @@ class Executor:
     def give_back(self, reserved: Reserved) -> None:
         """The task did not come."""
         with self._guard:
-            self._busy.discard(reserved)
-            self._idle.append(reserved)
+            self._rest(reserved)
 
     def shrink(self, most: int) -> None:
         """Let idle threads go that are more than so many in all."""
@@ -248,6 +247,10 @@ class Executor:
                 self._offers.remove(chosen)
                 self._taken.append(chosen)
                 return chosen
-            self._busy.discard(mine)
-            self._idle.append(mine)
+            self._rest(mine)
             return None
+
+    def _rest(self, reserved: Reserved) -> None:
+        """Count a thread as idle; the caller has the guard."""
+        self._busy.discard(reserved)
+        self._idle.append(reserved)

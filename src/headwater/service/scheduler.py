@@ -193,7 +193,6 @@ class Scheduler:
         while self._jobs and time.monotonic() < deadline:
             self._sleep(control, 0.2)
             now = one(control, "SELECT clock_timestamp()")[0]
-            self._take_up(now)
             self._collect(control, now)
             self._beat()
         self._backlog = []
